@@ -39,7 +39,7 @@ VERSIONS = "versions with layouts: " + ", ".join(LAYOUTS)
 
 
 class GroupRecording:
-    """Rows of one recording; a prompt names the earlier one with which it shares most."""
+    """Rows of a recording; a prompt names the earlier prompt that shares most with it."""
 
     def __init__(self, about: dict[str, Any]) -> None:
         self.rows: list[dict[str, Any]] = [about]

@@ -42,7 +42,7 @@ INT_HASHES = "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"
 
 
 class Tape:
-    """Steps of one recording."""
+    """Steps of a recording."""
 
     def __init__(self, **about: Any) -> None:
         self._lines: list[Any] = [about]
@@ -65,7 +65,7 @@ class Tape:
 
 
 class Fleet:
-    """Ranks of one recording and their common traffic."""
+    """Ranks of a recording and their common traffic."""
 
     def __init__(self, tape: Tape, rank_class: Any, options: SimpleNamespace) -> None:
         self._tape = tape
@@ -184,7 +184,7 @@ def restart(fleet: Fleet) -> None:
 
 
 def salts_adapters_images(fleet: Fleet) -> None:
-    """Send one prompt with two salts, two adapters, two images and plain, to different ranks."""
+    """Send a prompt with two salts, two adapters, two images and plain, to different ranks."""
     image = [None, {"mm_objects": [{"mm_hash": 0xFEDCBA9876543210, "offsets": [[16, 32]]}]}]
     other = [None, {"mm_objects": [{"mm_hash": 77, "offsets": [[16, 32]]}]}]
     images: list[Prompt] = [

@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_subcommand(words: Sequence[str]) -> int | None:
-    """Run the subcommand that the first word names; return its status, or None without one.
+    """Run the subcommand that the first word names; return its status, or None.
 
     Raises UsageError.
     """

@@ -52,7 +52,7 @@ class GapBridge(NamedTuple):
 
 
 class SnapshotRuns:
-    """Reader of one snapshot by owner. O(nodes) memory beside it."""
+    """Reader of a snapshot by owner. O(nodes) memory beside it."""
 
     def __init__(self, snapshot: IndexSnapshot) -> None:
         self._snapshot = snapshot
@@ -91,9 +91,9 @@ class SnapshotRuns:
     def build_bridge(self, slot: int) -> GapBridge | None:
         """Return the bridge of a slot with a gap above a block; else None.
 
-        The missing ancestors get names that the slot does not use, the primary ones if possible,
-        as these may be former names of the slot; they are stored and removed again, which leaves
-        the blocks below in their places.
+        The missing ancestors get names that the slot does not use, the primary names if possible,
+        as these may be former names of the slot. Storing and removing the ancestors leaves the
+        blocks below in place.
         """
         tiers = self._snapshot.tiers
         if not any(_slot_mask(self._snapshot, slot, held_plane(tier)).any() for tier in tiers):
@@ -159,7 +159,7 @@ class SnapshotRuns:
         return None if parent == 0 else int(names[parent])
 
     def _read_holding(self, slot: int, tier: int) -> _Holding:
-        """Return the nodes of (slot, tier) and the owner's names for them and for their parents."""
+        """Return the nodes of (slot, tier) and the owner's names for nodes and parents."""
         snapshot = self._snapshot
         nodes = self._order[_slot_mask(snapshot, slot, held_plane(tier))[self._holders]]
         mine = snapshot.records[snapshot.records["slot"] == slot]

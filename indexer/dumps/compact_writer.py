@@ -16,7 +16,7 @@ the stream): 8 bytes XXH3-64 of the rest, little-endian, and the rest, a msgpack
     {"end": {"partitions", "blocks"}}                                         last
 
 Nodes are numbered from 1 in depth-first order, parents before children; `depth` of a node is its
-number minus its parent's, where the root has number 0. So `depth` is 1 along a chain, which is why
+number minus the parent's, where the root has number 0. So `depth` is 1 along a chain, which is why
 the columns beside the hashes shrink to almost nothing.
 
 `ages` has an item for each of `ranks`: the seconds from the last applied live batch of its stream

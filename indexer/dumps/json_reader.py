@@ -256,7 +256,7 @@ class _TextBuffer:
         return bytes(self._data[start : self._start])
 
     def take_key(self) -> str | None:
-        """Consume a member's name and its colon; return None while they are incomplete."""
+        """Consume a member's name and colon; return None while incomplete."""
         end = self._data.find(b":", self._start)
         while end >= 0:
             try:
@@ -341,7 +341,7 @@ class _PartitionReader:
             return  # a partition without its block size is skipped at its end
 
     def take_events(self, values: bytes) -> int:
-        """Apply some events.  Return the number of unusable ones."""
+        """Apply some events.  Return the number of unusable events."""
         try:
             try:
                 events = _EVENTS.decode(b"[" + values + b"]")
@@ -443,7 +443,7 @@ class _PartitionReader:
         return DumpedPartition(self._name, self._block_size, ranks, snapshot)
 
     def _read_groups(self) -> dict[int, GroupsRecord]:
-        """Return slot -> cache groups; unusable ones are left out."""
+        """Return slot -> cache groups; unusable groups are left out."""
         found, has_lanes = {}, self.has_lanes and not self.has_bad_events
         for (worker_id, dp_rank), writer in self._writers.items():
             record = self._groups.get(f"{worker_id}:{dp_rank}")

@@ -22,7 +22,7 @@ from indexer.index.slot_writer import SlotWriter
 from indexer.tiers import N_TIERS, Tier
 
 COPIES_MAX = 4096
-"""Limit of announcements accepted for one block."""
+"""Limit of announcements accepted for a block."""
 
 RankKey = tuple[int, int]
 
@@ -85,7 +85,7 @@ def _with_ancestors(parent: NDArray[np.int32], held: NDArray[np.bool_]) -> NDArr
 
 
 class Adoption(NamedTuple):
-    """Rank with blocks in a dump, and the empty slot that shall get them."""
+    """Rank with blocks in a dump, and the empty slot for these blocks."""
 
     partition: DumpedPartition
     rank: RankKey

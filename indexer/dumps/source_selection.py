@@ -32,7 +32,7 @@ Dump = Sequence[DumpedPartition]
 
 
 class _Candidate(NamedTuple):
-    """Content of a dump for one rank; `at` is (source, partition of it)."""
+    """Content of a dump for a rank; `at` is (source, partition of it)."""
 
     at: tuple[int, int]
     place: StreamPosition | None
@@ -43,7 +43,7 @@ class _Candidate(NamedTuple):
 
 
 def select_sources(live: Sequence[Dump], past: Sequence[Dump] = ()) -> list[list[DumpedPartition]]:
-    """Return the parts to take from each source, live ones first; no rank of a partition repeats.
+    """Return the parts to take from each source, live parts first; no rank of a partition repeats.
 
     past: dumps from files, outdated since they were written.  Partitions are the same when name and
     block size are.  O(blocks of all sources).

@@ -345,7 +345,7 @@ class BatchApplier:
         """Return whether known names decide where blocks of this tier belong.
 
         Events of lower tiers may leave keys out.  Without any key in the index the content of the
-        blocks is enough, unless the events with their keys may be among missing ones.
+        blocks is enough, unless the events with their keys may be missing.
         """
         if tier is Tier.GPU:
             return False
@@ -440,7 +440,7 @@ class BatchApplier:
         part: slice,
         stream: SlotWriter | None,
     ) -> Iterator[int]:
-        """Store blocks of a lower tier whose names the slot does not know."""
+        """Store blocks of a lower tier with names that the slot does not have."""
         parent = int(event.block_hashes[part.start - 1]) if part.start else event.parent
         inherited = inherited_parts(writer.keys, event, parent)
         if inherited is None:
@@ -472,7 +472,7 @@ class BatchApplier:
         return tier
 
     def _count_eagle_form(self, event: BlockStored) -> None:
-        """Count an event whose form contradicts the registration of EAGLE."""
+        """Count an event with a form that contradicts the registration of EAGLE."""
         if event.lookahead is not None:
             self.lookahead_events += not self._is_eagle
         elif self._is_eagle and lacks_next_tokens(event, self._block_size):

@@ -25,7 +25,7 @@ class CommonForms:
         self.array[layout.IS_EAGLE] = is_eagle
         self.array[layout.SEED] = SEED
         self.slot: int | None = None
-        """Slot of the stream whose forms are stored; None without any form."""
+        """Slot of the stream of the stored forms; None without any form."""
         self._forms: set[tuple[type, str | None, str | None, int | None]] = set()
 
     def learn_form(

@@ -15,8 +15,8 @@ is no confirmation; two late copies with adjacent numbers back to back would con
 rank is forgotten and replayed from 0, which costs work but no correctness.
 
 A live number above 0 below `next_seq` that is not below `_live_next` is neither: a replay, or the
-copy of another index, was faster.  The exception is a new life whose start was missed: the
-payload of the last number shows which (`feed`).
+copy of another index, was faster.  The exception is a new life with a missed start: the payload of
+the last number shows which (`feed`).
 
 A restart whose first visible number is above all earlier numbers looks like a loss.
 """

@@ -9,7 +9,7 @@ Work is done in steps of bounded cost.  A method may leave work undone: then the
 and only `continue_work` may be called until it is idle.
 
 Degraded means: the index may lack events of this rank, because batches were lost.  A later replay
-cannot repair that, since old events must not be applied over younger ones.  The state ends when
+cannot repair that, since old events must not be applied over younger events.  The state ends when
 the rank is known to hold nothing: AllBlocksCleared, or a restart.  In doubt means: no loss is
 known, but one is possible (`doubt`).
 """
@@ -44,7 +44,7 @@ class EventFeed(FeedState):
         self._run(self._begin_at_position(nothing_older_comes))
 
     def on_connected(self, now: float) -> Action:
-        """Record a connection: live batches come from now on, and earlier ones may have been
+        """Record a connection: live batches come from now on, and earlier batches may have been
         missed.
         """
         self._now = now
@@ -54,7 +54,7 @@ class EventFeed(FeedState):
         if self._recovery is None:
             return None
         # The request went to the previous connection, and the waiting batches came from there:
-        # the engine still has all valid batches, and old batches must not mix with new ones.
+        # the engine still has all valid batches, and old batches must not mix with new batches.
         self._waiting.clear()
         self._recovery.postpone(now, SETTLE_S)
         return StopReplay()

@@ -25,7 +25,7 @@ from indexer.tiers import Tier, tier_of_medium
 SHORT_END_NAMES_MAX = 64
 """Limit of names without a place for which a batch ends in the step of the last event."""
 PART_COST = 4096
-"""Cost of a part of a lane's event, whose names are placed singly, in blocks."""
+"""Cost of a part of a lane's event, with names that are placed singly, in blocks."""
 
 
 class GroupApplier:
@@ -153,7 +153,7 @@ class GroupApplier:
 
     @staticmethod
     def is_for_lanes(lanes: LaneWriter, event: BlockStored | BlockRemoved) -> bool:
-        """Return whether an event is about blocks beside the dense ones of the tree."""
+        """Return whether an event is about blocks beside the dense blocks of the tree."""
         groups = lanes.groups
         group = groups.groups.get(event.group_idx or 0)
         if group is None:

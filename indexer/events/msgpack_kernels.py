@@ -1,8 +1,8 @@
 """Compiled readers of single msgpack objects inside a payload.
 
 Every reader takes the payload and an index, and returns the index behind the object; no reader
-accesses bytes outside the payload.  Malformed objects, and rare ones that are left to msgspec, give
-the negative index UNUSUAL.  `kernels` interprets the objects.
+accesses bytes outside the payload.  Malformed objects, and rare objects that are left to msgspec,
+give the negative index UNUSUAL.  `kernels` interprets the objects.
 
 Source: https://github.com/msgpack/msgpack/blob/master/spec.md
 """

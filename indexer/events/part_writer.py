@@ -197,7 +197,7 @@ class PartWriter:
         return span.lists_all and (span.start is None or self._groups.dense is None)
 
     def _hold_part(self, holder: int, span: _Span, first: int, local: int, name: int) -> int:
-        """Hold a part whose block begins at end `first` of the span; return 0 without a place."""
+        """Hold a part of the block at end `first` of the span; return 0 without a place."""
         if first == 0 or first in span.bounds:
             parent = span.bounds[first] if first else span.start
             return self._hold(holder, parent, np.array([local], np.uint64), name)

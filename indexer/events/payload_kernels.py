@@ -458,7 +458,7 @@ def scan_batch(buf, job, rows, hashes, tokens):
     The rows used are UNUSUAL on giving up, and STOPPED if the budget was spent before the end.
     buf:    uint8 [n], the payload; bytes after the batch are ignored
     job:    int64 [JOB_LENGTH]; set BUDGET before each call, and AT to 0 before the first
-    rows:   int64 [n_rows, N_COLUMNS], out, one row per event except ignored ones; more than n_rows
+    rows:   int64 [n_rows, N_COLUMNS], out, one row per event that is not ignored; more than n_rows
             events are unusual
     hashes: uint64 [n], out, engine hashes of all events; a row has the event's range
     tokens: uint32 [n], out, likewise

@@ -51,7 +51,7 @@ def strip_salt_prefix(text: str) -> str:
 def image_hash(identifier: str) -> int:
     """Return the multimodal hash of an engine's identifier of an image, sound or video.
 
-    SHA-256 in hexadecimal digits gives its first 16 digits, any other identifier its XXH3-64.
+    SHA-256 in hexadecimal digits gives the first 16 digits, any other identifier the XXH3-64.
     """
     digits = sha256_hex_prefix(identifier)
     return xxh3_64_intdigest(identifier.encode()) if digits is None else digits

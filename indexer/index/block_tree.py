@@ -186,7 +186,7 @@ class BlockTree:
     def finish_changes(self, changes: ChangeBuffer, done: int) -> int:
         """Continue where the kernel stopped, and return the number of finished changes.
 
-        The loop ends before a change whose parent is unknown, or after a change that adds the slot
+        The loop ends before a change with an unknown parent, or after a change that adds the slot
         to `slots_to_clear` or needed larger tables.
         """
         rows, last = changes.rows, changes.used

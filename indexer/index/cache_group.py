@@ -8,7 +8,7 @@ Source: kv_cache_spec_kind of vLLM's KV events.
 """
 DENSE_KIND = "full_attention"
 UNKNOWN_KIND = "unknown"
-"""Kind of a further group whose events show no kind."""
+"""Kind of a further group with events that show no kind."""
 WINDOW_KINDS = frozenset({"sliding_window", "sliding_window_mla"})
 NARROW_KIND = "narrow_window"
 """Kind of a group with less than the widest window, of an engine that sends no kinds.

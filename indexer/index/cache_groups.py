@@ -26,7 +26,7 @@ class CacheGroups(RankGroups):
 
     @property
     def is_plain(self) -> bool:
-        """True while the tree alone decides: at most a dense group, whose matches all count."""
+        """True while the tree alone decides: at most one dense group, where all matches count."""
         limits = self.facts.eagle_drop or self.facts.replay > 0 or self.lookahead > 1
         limits = limits or self.differs_ahead or bool(self._rank_reasons())
         return not limits and all(group.tier == 0 for group in self)
@@ -46,7 +46,7 @@ class CacheGroups(RankGroups):
     def _has_older_drop(self) -> bool:
         """True if the engine drops matches of several groups by a rule that is not known here.
 
-        Source: vLLM 0.23, whose events are arrays, drops otherwise than 0.33.
+        Source: vLLM 0.23, with arrays as events, drops otherwise than 0.33.
         """
         return self.is_array_form and self.facts.eagle_drop and len(self.groups) > 1
 

@@ -152,9 +152,9 @@ def apply_changes(h, changes, names, blocks, progress, writer):
     last change switches the writer to the other place
 
     This call locks the mutex of the writer, and unlocks it after the last change or on REFUSED: for
-    unfinished changes the caller has it.
-    A change stops at an unknown parent, if NEED is set, or if the index is full: then the rest of a
-    store is refused and counted, and after the rest of a removal the whole slot must be cleared.
+    unfinished changes the caller has the lock.  A change stops at an unknown parent, if NEED is
+    set, or if the index is full: then the rest of a store is refused and counted, and after the
+    rest of a removal the whole slot must be cleared.
     """
     mutex = writer[MUTEX]
     thread = lock_mutex(mutex)

@@ -15,7 +15,7 @@ GROUPS_MAX = 32
 WAITING_MAX = 4096
 """Limit of names of a rank that wait for a place."""
 OPEN_BLOCKS_MAX = 1024
-"""Limit of unfinished blocks of a rank whose tokens are kept."""
+"""Limit of the unfinished blocks of a rank that keep their tokens."""
 SIZE_MAX = 1 << 20
 """Limit of tokens per block, and of copies of a block, in a record."""
 U32_MAX = 2**32 - 1
@@ -36,7 +36,7 @@ class GroupsRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     scheme:  how the engine names prefixes, if known
     waiting: group, name and copies of the blocks of unknown place
     open_blocks: by name of the end of a part of a block, the name of the block before and the part
-    unsized: groups whose events may all have been ends inside blocks
+    unsized: groups of events that may all have been ends inside blocks
     lanes_are_named: lanes are placed by names alone; None in records without this field
     """
 

@@ -86,7 +86,7 @@ def _make_find_next(table_id, width, key_fields, home_of):
 def _make_close_gap(table_id, width, home_of, keep):
     @compiled()
     def close_gap(h, column, i):
-        """Free slot i; move up later entries whose search would end at the gap."""
+        """Free slot i; move up later entries: their search would end at the gap."""
         table = u32_view(h, column)
         mask = mask_of(h, column, width)
         j = i

@@ -81,7 +81,7 @@ class KeyedRoots:
         return np.fromiter(self._parts, np.uint64, len(self._parts))
 
     def remove_dead(self, contents: Hashes, is_live: NDArray[np.bool_]) -> None:
-        """Remove the entries whose blocks are not in the index."""
+        """Remove the entries of blocks that are not in the index."""
         for content in contents[~is_live].tolist():
             del self._parts[content]
         self._added = 0

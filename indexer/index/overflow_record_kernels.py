@@ -8,7 +8,7 @@ ANCHOR  key = node                 node = number of aliases, count = copies unde
 
 Let (c, a) be copies under the primary and the number of aliases. The anchor exists except for
 (1, 0), which is REGULAR, and (0, 1): a single alias, the normal state of every worker but the first
-in a fleet whose engines seed their hashes differently. So such a block costs one record.
+in a fleet of engines with different seeds of their hashes. So such a block costs one record.
 """
 
 # mypy: ignore-errors

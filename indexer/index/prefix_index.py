@@ -195,7 +195,7 @@ class PrefixIndex:
         return writers
 
     def reopen_slots(self, writers: Sequence[SlotWriter]) -> list[SlotWriter]:
-        """Give slots to new writers and close the old ones; return the new writers. O(1) each.
+        """Give slots to new writers and close the old; return the new writers. O(1) each.
 
         The blocks of a slot are removed by the new writer's `finish_clear`; until then the writer
         stores nothing.
@@ -337,7 +337,7 @@ class PrefixIndex:
 
     @property
     def has_layouts(self) -> bool:
-        """True if a rank has several cache groups, or a group whose last match is dropped."""
+        """True if a rank has several cache groups, or a group with a dropped last match."""
         return bool(self.header[state.LAYOUTS])
 
     @property

@@ -73,7 +73,7 @@ class RankGroups:
     ends_tier: int | None = None
     """Lane of the dense group's ends inside blocks; None while such ends do not matter."""
     waiting: Counter[Name] = field(default_factory=Counter)
-    """Copies of blocks, by group and name, whose place is unknown so far."""
+    """Copies of blocks of unknown place, by group and name."""
     late_parts: list[Any] = field(default_factory=list)
     """Events of blocks finer than the tree's, and of ends inside blocks, until the batch ends."""
     spans: dict[Name, Span] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class RankGroups:
     lanes_are_named: bool = False
     """True once lanes have been placed by names alone."""
     is_new: bool = True
-    """True until the end of the first batch, whose later events may show further groups."""
+    """True until the end of the first batch: its later events may show further groups."""
     held_back: list[Any] = field(default_factory=list)
     """Events of lanes in the first batch, until the end of the batch."""
     overflowed: bool = False
@@ -232,7 +232,7 @@ class RankGroups:
         return count_lanes([*(group.tier for group in self), self.ends_tier])
 
     def guess_kind(self, number: int, window: int | None) -> str:
-        """Return the kind of a group whose events show no kind.
+        """Return the kind of a group with events that show no kind.
 
         TensorRT-LLM gives a window to every group: the widest is taken as dense, and a narrower
         group found earlier is not followed any more.

@@ -279,7 +279,7 @@ def replayed_tokens(h, slot):
 
 @compiled()
 def mark_layout_slots(h, holding):
-    """Set the bits of all slots with a layout, whose rows a match may have written."""
+    """Set the bits of all slots with a layout: a match may have written their rows."""
     layout_of = i64_view(h, LAYOUT_OF)
     for slot in range(min(layout_of.shape[0], holding.shape[0] * 64)):
         if layout_of[slot] != 0:

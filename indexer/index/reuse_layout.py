@@ -51,7 +51,7 @@ LAYOUT_FIELDS = 12
     G_SIZE,  # positions per block; 1 where blocks are parts of a position (G_PARTS)
     G_NEED,  # of a window: blocks (parts, if any) that must be held; of chunks: positions
     G_DROP,  # positions that must be held behind the end
-    G_PARTS,  # blocks per position, of a window whose blocks are finer than the tree's; else 0
+    G_PARTS,  # blocks per position, of a window with finer blocks than the tree; else 0
     G_AHEAD,  # tokens behind such a block that belong to the block's content
 ) = range(7)
 LANE_FIELDS = 7

@@ -22,7 +22,7 @@ class SlotKeys:
 
     @property
     def roots(self) -> KeyedRoots:
-        """Table of the whole index, whose flags may be read without the lock."""
+        """Table of the whole index; its flags may be read without the lock."""
         return self._tree.keyed_roots
 
     def find_names(self, engine_hashes: Hashes) -> NDArray[np.bool_]:

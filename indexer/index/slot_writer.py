@@ -250,7 +250,7 @@ class SlotWriter:
     def add_copies(self, tier: int, engine_hashes: Hashes, copies: NDArray[np.int64]) -> None:
         """Add announcements to blocks of this slot and tier, orphans included.
 
-        engine_hashes: uint64 [n], C-contiguous; absent ones are ignored. copies: int64 [n], the
+        engine_hashes: uint64 [n], C-contiguous; absent hashes are ignored. copies: int64 [n], the
         announcements beyond the first.
         """
         holder = holder_of(self.slot, tier, counted=True)
@@ -330,7 +330,7 @@ class SlotWriter:
             self.finish_clear()
 
     def hand_over_slot(self, fresh: "SlotWriter") -> SlotOrphans:
-        """Give the slot to a new writer and close this one.  O(1), with the index locked.
+        """Give the slot to a new writer and close this writer.  O(1), with the index locked.
 
         The blocks of the slot are removed by the new writer's `finish_clear`; until then the writer
         stores nothing. Returns the orphans, which the caller should `discard` after unlocking.

@@ -125,7 +125,7 @@ def _count_namesakes(h, engine_hash):
 
 @compiled()
 def primary_name(h, node, engine_hash):
-    """Return the primary engine hash of a node whose first holder announces `engine_hash`.
+    """Return the primary engine hash of a node with a first holder that announces `engine_hash`.
 
     Lookups by name examine every node with the hash.  Beyond the limit a node gets a hash that no
     engine uses, and its holders have aliases.

@@ -1,6 +1,6 @@
 """Decorator `compiled`, which makes every compiled function (kernel) of the project.
 
-A kernel with a signature is an entry: Python calls it, its machine code is cached on disk
+A kernel with a signature is an entry: Python calls the kernel, its machine code is cached on disk
 (`kernel_cache`), and with a cached entry numba is not even imported.  A kernel without a signature
 is a helper: compiled into the entries that call it, without an entry or cached code.  Helpers make
 compiling fast, since LLVM makes a further copy of the code for every entry.

@@ -10,9 +10,9 @@ code of the same sources.
 
 Module directories are in a root.  NUMBA_CACHE_DIR sets the root; otherwise the roots are
 `package_root`, beside the package, which an installer may fill; the user's cache; a private
-directory in the temporary directory.  The order of preference: a root whose directory is marked
-complete, even if read-only; the code shipped with the package (`wheel_code`); the first
-writable root.
+directory in the temporary directory.  The order of preference: a root with a directory marked as
+complete, even if read-only; the code shipped with the package (`wheel_code`); the first writable
+root.
 """
 
 import hashlib

@@ -49,7 +49,7 @@ _OPTIMIZATION = 3
 class KernelLowering(_Lowering):  # type: ignore[misc]
     """Numba's lowering pass without reference counting.
 
-    Numba counts the references to every array to free unused ones.  Kernels own no memory: their
+    Numba counts the references to every array to free unused arrays.  Kernels own no memory: their
     arrays belong to the caller or to the index, or are on the stack (`memory_kernels`).
     """
 

@@ -50,7 +50,7 @@ _DIGEST_BYTES = 32
 _CLOCK_NS = 10_000_000
 """Rounding error of file times and of process start times, in ns."""
 _FRESH_BYTE_CODE_S = 2
-"""Age in seconds below which byte code may be stale: it names its source by size and second
+"""Age in seconds below which byte code may be stale: the entry names its source by size and second
 only.
 """
 

@@ -1,11 +1,11 @@
 """Loader of machine code as Python callables, without importing numba.
 
-Importing numba and setting its compiler up takes longer than the rest of a start, and none of it
-runs once kernels are compiled.  Numba turns a kernel into an object file; LLVM links the file here
+Importing numba and setting up the compiler takes longer than the rest of a start, and is left out
+once kernels are compiled.  Numba turns a kernel into an object file; LLVM links the file here
 against Python and against numba's C helpers, extension modules that need none of numba's Python
 code.  Calls go straight to the entry that numba generated, in a tenth of the time that numba's
-dispatcher needs to compare types.  So types are not compared: an array with a layout other than
-the signature's is misread (`compiled` has a test mode for that).
+dispatcher needs to compare types.  So types are not compared: an array with a layout other than the
+signature's is misread (`compiled` has a test mode for that).
 
 Source: numba.core.base, numba.core.cpu, numba.core.codegen and numba.core.runtime.nrt of the
 versions that pyproject.toml allows.

@@ -4,7 +4,7 @@ Two locks interact here, the mutex and the interpreter lock, and one rule preven
 
     No thread waits for a mutex while holding the interpreter lock.
 
-A thread that has the mutex may therefore wait for the interpreter lock: its holders release it
+A thread that has the mutex may therefore wait for the interpreter lock: holders release that lock
 sooner or later, and no cycle can form.  In particular:
 
 * Python takes the mutex as a context manager: a first attempt keeps the interpreter lock, waiting
@@ -17,7 +17,7 @@ releases
   microseconds.
 
 Lock order: the mutex of a thread comes before shared mutexes, and a thread takes at most one
-shared mutex at a time.  A kernel releases its mutexes before it returns, unless its docstring
+shared mutex at a time.  A kernel releases its mutexes before returning, unless the docstring
 differs.  No exception is raised while a kernel holds a mutex.
 
 There is no fairness: a thread that releases the mutex may get it again at once.  Keep steps short.

@@ -32,7 +32,7 @@ def compile_missing(progress: Callable[[int, int], None], excluded: tuple[str, .
 
     progress: called with (kernels ready, kernels in all), first with 0; not called if none is
     missing
-    excluded:  packages whose kernels are not needed
+    excluded:  packages of kernels that are not needed
     Raises CompileError.
     """
     modules = kernel_cache.incomplete_modules(excluded)
@@ -94,7 +94,7 @@ class CompileQueue:
 
 
 def _close_input(process: "subprocess.Popen[str]") -> None:
-    """Close the input of a process, which ends it after its current module.  Idempotent."""
+    """Close the input of a process, which ends after the current module.  Idempotent."""
     assert process.stdin is not None
     with suppress(BrokenPipeError):  # the process has ended already
         process.stdin.close()

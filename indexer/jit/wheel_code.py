@@ -8,7 +8,7 @@ the manifest: Python's ABI, the processor's features, the versions of numba and 
 source, every byte of every file.  Otherwise the code is ignored, and `unusable_reason` returns the
 reason.
 
-A user who can write to a file of code can make this process run it, as with the sources beside
+A user with write access to a file of code can make this process run it, as with the sources beside
 the code.  So the code must not be writable by more users than the sources are.
 """
 
@@ -56,7 +56,7 @@ _DIGEST_BYTES = 16
 
 
 class Manifest(NamedTuple):
-    """Description of shipped machine code: its platform and its files.
+    """Description of shipped machine code: platform and files.
 
     abi:     ABI of extension modules, as "cpython-311-x86_64-linux-gnu"
     digests: (directory of a module, file) -> blake2b of the file, 16 bytes as hexadecimal digits

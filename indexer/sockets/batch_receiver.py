@@ -37,7 +37,7 @@ _USED = kernels.DRY - 1
 
 
 class SocketReceiver(NamedTuple):
-    """Arguments and results of the receiving kernel for one socket."""
+    """Arguments and results of the receiving kernel for a socket."""
 
     job: NDArray[np.int64]
 
@@ -97,7 +97,7 @@ class ReceiveBuffer:
 
     @staticmethod
     def _raise_error(error: int) -> None:
-        """Raise a permanent error of libzmq; ignore transient ones."""
+        """Raise a permanent error of libzmq; ignore transient errors."""
         if error not in (0, errno.EINTR):
             raise zmq.ZMQError(error)
 

@@ -1,9 +1,9 @@
 """EDGE: resolver of host names, on daemon threads that nothing waits for.
 
 Without an answering name server, getaddrinfo blocks for half a minute, and nothing can interrupt
-it.  So names are resolved neither by libzmq (whose I/O thread would serve no other socket
-meanwhile, and whose end would wait) nor on a thread that the end of the process waits for, but on
-a few daemon threads here.  Callers have their own time limits.
+it.  So names are resolved neither by libzmq (its I/O thread would serve no other socket meanwhile,
+and its end would wait) nor on a thread that the end of the process waits for, but on a few daemon
+threads here.  Callers have their own time limits.
 """
 
 import contextlib

@@ -5,8 +5,8 @@ import resource
 from typing import NamedTuple
 
 RANK_FILES = 6
-"""Descriptors of a rank: the socket of its events, the connection and the monitor (4), and during
-a replay a second socket with its connection.
+"""Descriptors of a rank: the socket of events, the connection and the monitor (4), and during a
+replay a second socket with a connection.
 """
 HTTP_FILES = 64
 """Descriptors reserved for clients of the service."""
@@ -19,7 +19,7 @@ OUTGOING_FILES_MAX = 8192
 
 
 class DescriptorLimits(NamedTuple):
-    """Limits: ranks to listen to, and outgoing HTTP connections, idle ones included."""
+    """Limits: ranks to listen to, and outgoing HTTP connections, active and idle."""
 
     ranks: int
     outgoing_http: int

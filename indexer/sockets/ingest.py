@@ -57,7 +57,7 @@ logger = logging.getLogger("indexer.ingest")
 
 @dataclass(slots=True)
 class _ListenerChange:
-    """Changes of listeners for one thread, in this order."""
+    """Changes of listeners for a thread, in this order."""
 
     close: dict[RankListener, None] = field(default_factory=dict)
     start: bool = False
@@ -76,7 +76,7 @@ class _ListenerChange:
 
 
 class _PendingChanges:
-    """Pending changes of a thread, merged, and the callers waiting for them."""
+    """Pending changes of a thread, merged, and the waiting callers."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -423,7 +423,7 @@ class Ingest:
             thread.request_stop()
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
-        # Ending the context waits for every socket, so only when their owners have closed them.
+        # Ending the context waits for every socket, so only when the owners have closed them.
         if not any(thread.is_alive() for thread in self._threads):
             for thread in self._threads:
                 thread.close_wake_socket()

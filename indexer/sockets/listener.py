@@ -1,4 +1,4 @@
-"""Listener of a rank's event stream: its sockets, on the thread that owns them.
+"""Listener of a rank's event stream: its sockets, on the owning thread.
 
 Receives messages, passes them to the feed, requests replays, logs the feed's notices.  The feed
 interprets messages; the thread decides when a drain runs.
@@ -44,7 +44,7 @@ CUT_OFF = (
     f"{MESSAGE_BYTES_MAX} bytes"
 )
 DRAIN_STEPS_MAX = 64
-"""Steps for one socket before the others have their turn; each takes a run of messages or less."""
+"""Steps for a socket before the others have their turn; each takes a run of messages or less."""
 DRAIN_S_MAX = 0.003
 REQUEST_DELAY_S_MAX = 2.0
 """Longest delay of a replay request until all arrived messages are taken, in seconds."""

@@ -121,7 +121,7 @@ class LiveConnection:
             self.lost_at = now
 
     def _take_retry(self) -> None:
-        """Take the announcement of another attempt: an earlier one has failed."""
+        """Take the announcement of another attempt: an earlier attempt has failed."""
         if self._attempted_at is None:
             self._error = self._error or NOT_FOUND
         elif self._ended_at is not None:

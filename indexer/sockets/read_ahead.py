@@ -2,8 +2,8 @@
 
 libzmq keeps few messages, since it counts messages and not bytes.  A burst too fast for the thread
 is read ahead instead, into a queue bounded in bytes for all sockets of the thread.  When the queue
-is full, reading stops: the messages stay in the network and at the sender, which drops them when
-its own queue is full.  The loss shows as a gap in the numbers.
+is full, reading stops: the messages stay in the network and at the sender, which drops messages at
+a full queue.  The loss shows as a gap in the numbers.
 """
 
 from collections import deque

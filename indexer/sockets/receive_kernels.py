@@ -96,7 +96,7 @@ def _read_option(job, socket, option):
 
 @compiled()
 def _receive_frame(job, at):
-    """Return the size of the next frame, -1 without one; the part that fits is stored."""
+    """Return the size of the next frame, -1 if none; the part that fits is stored."""
     left = job[BUFFER_BYTES] - at
     return _call_4(job[RECV], job[SOCKET], job[BUFFER] + at, left, _DONTWAIT)
 
@@ -116,7 +116,7 @@ def _skip_surplus(job):
 
 @compiled()
 def _receive_message(job, message, at):
-    """Receive the message at `at`; return its end, -1 without one.
+    """Receive the message at `at`; return its end, -1 without a message.
 
     A message too long for the buffer is reported as one of too many frames, without content.
     """

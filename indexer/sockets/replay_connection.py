@@ -1,4 +1,4 @@
-"""EDGE: socket of a replay: its request and its answer.
+"""EDGE: socket of a replay: request and answer.
 
 Each request has a fresh socket, so that late frames of an aborted replay are never taken for an
 answer to the next request.

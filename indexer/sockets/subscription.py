@@ -1,4 +1,4 @@
-"""EDGE: SUB socket of one endpoint, with its connector and its monitor."""
+"""EDGE: SUB socket of an endpoint, with connector and monitor."""
 
 from collections.abc import Iterable
 

@@ -1,10 +1,10 @@
-"""Cost of bookings on ranks whose blocks are assumed: microseconds per booking, by prompt length.
+"""Cost of bookings on ranks with assumed blocks: microseconds per booking, by prompt length.
 
     python -m scripts.bench.assumed_bookings [--ranks 8] [--bookings 4000]
 
 A booking is `select_and_reserve` of the core with token ids, freed at once; `off` has no assumed
-blocks. Half of each prompt is shared with earlier ones. The caches are full, so that each booking
-evicts as many blocks as it adds.
+blocks. Half of each prompt is shared with earlier prompts. The caches are full, so that each
+booking evicts as many blocks as it adds.
 """
 
 import argparse

@@ -4,7 +4,7 @@
 
 A case is ranks:lanes:blocks. Each rank holds about half of 50 conversations up to a random block,
 and every lane a state at each 16th block and at the end. The conversations share their first
-quarter. Microseconds of one call from Python: the medians of the rounds and, in parentheses, the
+quarter. Microseconds of a call from Python: the medians of the rounds and, in parentheses, the
 fastest; match and match with groups take turns. Sets are the holder sets of the index, steps the
 runs that the longest refinement examined.
 """
@@ -48,7 +48,7 @@ def parse_case(text: str) -> GroupCase:
 
 
 def fill_index(case: GroupCase) -> tuple[PrefixIndex, list[Hashes]]:
-    """Return an index of ranks with lanes, and the conversations that they hold."""
+    """Return an index of ranks with lanes, and their conversations."""
     rng = np.random.default_rng(1)
     index = PrefixIndex(1 << 20)
     writers = [index.open_slot() for _ in range(case.ranks)]

@@ -85,7 +85,7 @@ _VERSION_AND_HOST = "HTTP/1.1\r\nhost: 127.0.0.1\r\n"
 
 
 def post_request(path: str, body: bytes) -> bytes:
-    """Return one request as bytes."""
+    """Return a request as bytes."""
     kind = "content-type: application/json\r\n" if body else ""
     head = f"POST {path} {_VERSION_AND_HOST}{kind}content-length: {len(body)}\r\n\r\n"
     return head.encode() + body

@@ -29,13 +29,13 @@ CASES = ("match:8:64", "match:64:128", "match:256:1024", "event:1", "event:8", "
 CONVERSATIONS = 8
 BLOCK_SIZE = 16
 PROCESSOR = {"NUMBA_CPU_NAME": "x86-64-v3", "NUMBA_CPU_FEATURES": ""}
-"""Processor of the machine code, as in a package: valgrind shows another one than the machine's,
-whose code would be compiled anew.
+"""Processor of the machine code, as in a package: valgrind shows another processor, and code for
+that would be compiled anew.
 """
 CALLS = 2000
 """Calls of a round."""
 COUNTED_CALLS = {"match": 40_000, "event": 5000, "run": 1000}
-"""Calls whose instructions are counted: the starts of two processes differ by about a million."""
+"""Calls per count of instructions: the starts of two processes differ by about a million."""
 _COLLECTED = re.compile(r"Collected : (\d+)")
 
 

@@ -41,7 +41,7 @@ WARM_UP_TURNS = 100
 
 
 class TurnScene(NamedTuple):
-    """Requests of one measurement.  releases_all: whether every rank gets room"""
+    """Requests of a measurement.  releases_all: whether every rank gets room"""
 
     kind: str
     classes: int
@@ -141,10 +141,10 @@ class FullQueue:
         self.load_of[worker_id].append(name)
 
     def _release(self, turn: int) -> None:
-        """Free what runs on one rank, or on all."""
+        """Free what runs on a rank, or on all."""
         freed, self.served = self.served, []
         if self.scene.kind == "pairs":
-            # A selection uses up no room: the ranks are full again before the next one.
+            # A selection uses up no room: the ranks are full again before the next turn.
             for worker_id, names in self.load_of.items():
                 if not names:
                     self._fill(worker_id)

@@ -237,7 +237,7 @@ class Scene:
         while True:
             begun, chosen = time.monotonic(), self._rng.randrange(PROMPTS)
             answer = await self._stream(chosen)
-            # An answer that began before the faults may end after them.
+            # An answer that began before the faults may end after the last.
             if self._faults_at is not None and time.monotonic() > self._faults_at:
                 self.result.answers.append(answer)
             if answer.is_refused:

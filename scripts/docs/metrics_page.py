@@ -111,7 +111,7 @@ OPEN_LABELS = frozenset(
         "policy",
     ]
 )
-"""Labels whose values belong to a fleet and are not listed."""
+"""Labels with values of one fleet, not listed."""
 RANK = "`model_name`; `tenant_id`; `worker_id`; `dp_rank`"
 SAMPLELESS: Mapping[str, str] = {
     "dynamo_circuit_breaker_state": "`worker_id`",

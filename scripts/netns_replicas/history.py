@@ -9,7 +9,7 @@ Rank = tuple[int, int]
 
 @dataclass
 class Operation:
-    """Call of one client.  begin, end: seconds;  status: None means no answer
+    """Call of a client.  begin, end: seconds;  status: None means no answer
 
     rank: worker and data-parallel rank of an answered booking or reading
     """
@@ -67,7 +67,7 @@ class ShownLoad:
 
 @dataclass
 class ReplicaView:
-    """Reservations, loads and worker ids of one replica."""
+    """Reservations, loads and worker ids of a replica."""
 
     rows: list[HeldRow]
     loads: list[ShownLoad]

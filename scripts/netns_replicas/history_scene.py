@@ -126,7 +126,7 @@ class HistoryClient:
             self.send("read", ended.replica, name)
 
     def send(self, kind: Kind, replica: int, name: str) -> Operation:
-        """Send one call and record it."""
+        """Send a call and record it."""
         path, body, method = f"/reservations/{name}", None, "POST"
         if kind in ("book", "repeat"):
             path, body = "/select_and_reserve", booking_of(name, self._positions[name])

@@ -1,4 +1,4 @@
-"""Three selectors in network namespaces, and calls of them.
+"""Three selectors in network namespaces, and calls of these selectors.
 
 One namespace per selector, and one with the switch. Selectors communicate over the switch; callers
 use a bridge beside it, and so reach a selector that is cut off.

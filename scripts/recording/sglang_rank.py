@@ -112,7 +112,7 @@ class SglangEngineRank:
         self._publish()
 
     def run(self, prompt: Prompt, output_tokens: int = 0) -> None:
-        """Run a request from its prompt to its end; the cache stores the request at the end."""
+        """Run a request from prompt to end; the cache then stores the request."""
         self._make_room(len(prompt["token_ids"]) + output_tokens)
         self._insert(prompt, prompt["token_ids"])
         if output_tokens:

@@ -136,7 +136,7 @@ class VllmEngineRank:
         self._publish([])
 
     def run(self, prompt: Prompt, output_tokens: int = 0) -> None:
-        """Run a request from its prompt to its end."""
+        """Run a request from prompt to end."""
         request = request_of(prompt)
         found = self._pool.get_computed_blocks(request)
         blocks, cached = found[0], found[1]

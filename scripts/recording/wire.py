@@ -76,7 +76,7 @@ class Wire:
         socket.send_multipart([b"", first.to_bytes(8, "big")])
         answer: list[list[bytes]] = []
         while not answer or answer[-1][-2:] != [END_OF_REPLAY, b""]:
-            # A bound: an engine whose publisher has died would hang the recorder forever.
+            # A bound: an engine with a dead publisher would hang the recorder forever.
             assert socket.poll(1000 * RECEIVE_S_MAX), "the replay server does not answer"
             answer.append(socket.recv_multipart())
         socket.close(linger=0)
@@ -88,7 +88,7 @@ class Wire:
 
 
 class Stream:
-    """Messages of one rank and those of them that arrive."""
+    """Messages of a rank and those of them that arrive."""
 
     def __init__(
         self, publisher_class: Any, worker: int, rank: int, record: Callable[..., None]
@@ -110,7 +110,7 @@ class Stream:
         self._wire.close()
 
     def publish(self, batch_at: Callable[[float], Any]) -> None:
-        """Send one batch, stamped with the given time, and record its arrival."""
+        """Send a batch, stamped with the given time, and record its arrival."""
         sequence = self._batches
         self._batches += 1
         self._wire.publisher.publish(batch_at(float(sequence)))

@@ -101,10 +101,10 @@ class CatalogFollower:
             raise
 
     async def _run_pass(self) -> None:
-        """Apply the recorded changes, or as many as one pass may take."""
+        """Apply the recorded changes, or as many as a pass may take."""
         changes = self._fleet.take_changes()
         # Counted before the awaits below: callers that arrive during the pass wait for the next
-        # one.
+        # pass.
         answered = 0 if self._fleet.has_changes else len(self._waiting)
         if changes.renewed or changes.adoptions:
             await self._fill_slots(changes)

@@ -66,7 +66,7 @@ class EngineMetricsScraper:
         self, owner: EngineLoadOwner, http: HttpClient, *, interval_s: float, timeout_s: float
     ) -> None:
         """interval_s: seconds between two scrapes of a worker
-        timeout_s: time limit of one whole scrape, seconds
+        timeout_s: time limit of a whole scrape, seconds
         """
         self.counts = dict.fromkeys(RESULTS, 0)
         """Completed scrapes by result."""

@@ -42,7 +42,7 @@ class GuardedCallbacks:
         return run
 
     def record_failure(self, name: str) -> None:
-        """Count the exception just caught, and log the first one of an episode."""
+        """Count the exception just caught, and log the first of an episode."""
         self.failures[name] = self.failures.get(name, 0) + 1
         if self._episodes.begins_episode(name, monotonic()):
             log.exception("callback failed; continuing", extra={"fields": {"callback": name}})

@@ -22,7 +22,7 @@ OTHER_PURPOSE = "other"
 
 
 class HttpClient(HttpSession):
-    """HTTP session whose addresses the egress policy permits."""
+    """HTTP session limited to addresses that the egress policy permits."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """Timed POST request over a fresh connection; responses of any status are returned.
 
-`http_get` suits pages; this module suits requests whose time is measured.  A request never waits
-for a pooled connection, a stale connection cannot fail it, and the clock starts with the first byte
-sent.  Engines close idle connections after some seconds, so reuse would be rare.  The same rules
+`http_get` suits pages; this module suits timed requests.  A request never waits for a pooled
+connection, a stale connection cannot fail it, and the clock starts with the first byte sent.
+Engines close idle connections after some seconds, so reuse would be rare.  The same rules
 apply: bounds on time and bytes, no redirects, cookies, proxies or compression.  With https, the
 certificate must be valid for the requested host and issued by a trusted CA.
 """

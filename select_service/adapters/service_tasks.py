@@ -25,7 +25,7 @@ HOLD_CHECK_S = 0.02
 An engine needs longer than this for a batch.
 """
 NAMED_RESERVATIONS_MAX = 5
-"""Maximum number of expired reservation ids in one log line."""
+"""Maximum number of expired reservation ids in a log line."""
 
 log = logging.getLogger("select_service.leases")
 

@@ -50,7 +50,7 @@ class ApiApplication:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request: attach the service, check host and origin, then dispatch by path.
 
-        Each route declares its required role; its `Resource` authenticates the client before
+        Each route declares its required role; the `Resource` authenticates the client before
         reading anything beyond the head of the request.
         """
         assert scope["type"] == "http"

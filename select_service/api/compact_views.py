@@ -24,7 +24,7 @@ C = TypeVar("C", bound=CompactLoads)
 
 
 class _RankBatch(NamedTuple):
-    """Ranks of one partition and of workers with the same lifecycle."""
+    """Ranks of a partition and of workers with the same lifecycle."""
 
     key: PartitionKey
     lifecycle: Lifecycle
@@ -147,7 +147,7 @@ def _draining_state(draining: DrainRegistry, rank: Rank, state: str, requests: i
 
 
 def _add_assumed(service: ServiceContext, shown: CompactRanks, batch: _RankBatch) -> None:
-    """Add the rows of ranks whose index comes from bookings alone."""
+    """Add the rows of ranks with an index from bookings alone."""
     partition = service.fleet.partitions.get(batch.key)
     if partition is None or partition.assumed is None or not batch.has_slots:
         return

@@ -95,7 +95,7 @@ class ReloadedFiles(Protocol):
 
 
 class SpanInterface(Protocol):
-    """Trace span of one selection; docs/guides/monitoring.md describes its attributes."""
+    """Trace span of a selection; docs/guides/monitoring.md describes its attributes."""
 
     def record_request(self, body: SelectRequest | ReservationRequest) -> None: ...
     def record_decision(self, decision: PlacementDecision, ring: DecisionRing | None) -> None: ...

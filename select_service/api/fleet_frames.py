@@ -170,7 +170,8 @@ async def stream_frames(service: ServiceContext, grant: Grant) -> AsyncIterator[
     number, generation = 0, service.guard.generation
     history = _encode_json(service.live.history.visible_columns(grant, monotonic()))
     yield b"event: history\ndata: %s\n\n" % history
-    # A client that reads slowly skips frames: the next one is requested only after the last write.
+    # A client that reads slowly skips frames: the next frame is requested only after the last
+    # write.
     while not service.live.frame_broadcaster.is_ending and service.guard.generation == generation:
         frame = await service.live.frame_broadcaster.frame_after(
             number, partial(_collect_contents, service)

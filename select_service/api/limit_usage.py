@@ -21,7 +21,7 @@ class Share(Struct, kw_only=True):
     bound_key: int
     """Share of a key that is bound to tenants."""
     tenant: int
-    """Share of one tenant, over all keys bound to that tenant."""
+    """Share of a tenant, over all keys bound to that tenant."""
     unbound_key: int
     """Share of a key that is not bound to tenants."""
 

@@ -73,7 +73,7 @@ def wants_page(query: Mapping[str, str]) -> bool:
 def add_next_link(
     response: Response, path: str, query: Mapping[str, str], page: WorkerPage
 ) -> Response:
-    """Return the response with a `link` header to the next page, if there is one."""
+    """Return the response, with a `link` header if there is a next page."""
     if page.next is not None:
         target = f"{path}?{urlencode({**query, 'after': page.next})}"
         response.headers["link"] = f'<{target}>; rel="next"'

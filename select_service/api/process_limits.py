@@ -17,7 +17,7 @@ from select_service.http.body_codec import BODY_BUDGET, HOLDER_SCOPE_KEY
 from select_service.http.bounded_protocol import CONNECTIONS_MAX
 
 DUMPS_MAX = 4
-"""Most concurrent dumps; each holds a copy of one partition."""
+"""Most concurrent dumps; each holds a copy of a partition."""
 MIGRATION_WAITERS_MAX = 256
 """Most calls and streams that wait for migrations at one time."""
 LIVE_STREAMS_MAX = 32
@@ -30,7 +30,7 @@ _SEND_FEWER = "send fewer concurrent requests"
 
 
 class SharedLimits:
-    """Shared limits of one process."""
+    """Shared limits of a process."""
 
     def __init__(self, bounds: QueueBounds, ranks_max: int) -> None:
         """ranks_max: maximum number of ranks with event listeners"""

@@ -64,7 +64,7 @@ class RouteNotFound(SelectError):
 
 
 class Resource:
-    """ASGI endpoint of one path: an operation per method, and HEAD wherever there is GET."""
+    """ASGI endpoint of a path: an operation per method, and HEAD wherever there is GET."""
 
     def __init__(self, path: str, endpoints: Iterable[RouteHandler]) -> None:
         self.path = path

@@ -143,13 +143,13 @@ class ProcessState:
 
 @dataclass(frozen=True, slots=True)
 class ServiceContext:
-    """Components of one process that handlers use.
+    """Components of a process that handlers use.
 
     Built once, by `select_service.server.build`.
 
     selector: operations on the parts of the core, of which the following fields are some
     health, mover: None while health checks are off
-    reporter_networks: networks whose hosts may report outcomes of requests
+    reporter_networks: networks of hosts that may report outcomes of requests
     """
 
     config: Config

@@ -18,7 +18,7 @@ HASH_PREFIX: Final = "sha256:"
 
 
 class Quotas(NamedTuple):
-    """Limits of one key.  None means unlimited requests, and for other limits the share (see
+    """Limits of a key.  None means unlimited requests, and for other limits the share (see
     `shares`).
 
     burst: requests that may arrive at once

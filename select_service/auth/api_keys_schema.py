@@ -11,7 +11,7 @@ from select_service.base.shape_errors import convert_document
 
 API_KEYS_MAX = 1024
 TENANTS_MAX = 256
-"""Most tenants of one key."""
+"""Most tenants of a key."""
 NAME_CHARS_MAX = 64
 ALL_TENANTS = "all"
 CREATE_KEY_ADVICE = "create a key with `select-service keys new NAME --role caller --file FILE`"

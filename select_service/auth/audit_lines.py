@@ -19,7 +19,7 @@ PATH_CHARS_MAX = 512
 BODY_BYTES_MAX = 1024
 """Longest logged body, bytes; longer bodies are cut."""
 LINES_AT_ONCE = 4096
-"""Burst of lines of one key, enough for one per worker; LINES_PER_S afterwards."""
+"""Burst of lines of a key, enough for one per worker; LINES_PER_S afterwards."""
 LINES_PER_S = 5.0
 SUM_INTERVAL_S = 60.0
 """Interval of summary lines, seconds."""
@@ -35,7 +35,7 @@ _UNLOGGED_STATUSES = frozenset((401, 429))
 
 
 class AuditLine(Struct, kw_only=True):
-    """Line of JSON for one action."""
+    """Line of JSON for an action."""
 
     at: str
     """Time of the response, in UTC, format of RFC 3339."""

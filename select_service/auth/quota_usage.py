@@ -47,7 +47,7 @@ class TokenBucket:
 
 
 class KeyUsage:
-    """Usage of one key.
+    """Usage of a key.
 
     live:    reservations booked with the key, and their blocks
     booking: reservations being booked now, or queued
@@ -106,7 +106,7 @@ class BookingLimits(NamedTuple):
 
 
 class TenantBookings:
-    """Booking limit of one tenant, over all its keys.
+    """Booking limit of a tenant, over all its keys.
 
     Counting is expensive, so it is repeated only after half of the remaining capacity could have
     been used, assuming the longest prompts.
@@ -146,7 +146,7 @@ class TenantBookings:
 
 
 class KeyBookings:
-    """Booking limits and bookings of one key.
+    """Booking limits and bookings of a key.
 
     A booking made below the share of blocks may exceed the share by its own blocks.
     """
@@ -176,7 +176,7 @@ class KeyBookings:
 
     @contextmanager
     def hold_capacity(self, tenant: str) -> Iterator[None]:
-        """Hold capacity for one reservation in this context, which may last.
+        """Hold capacity for a reservation in this context, which may last.
 
         Raises QuotaExceeded.
         """

@@ -26,7 +26,7 @@ ROLE_DESCRIPTIONS: Mapping[Role, str] = {
 class RoutePermission(NamedTuple):
     """Permission to call a route.
 
-    roles: required roles, of which one is enough; empty means public, even without a key
+    roles: required roles; any of these is enough; empty means public, even without a key
     is_scoped: whether the handler stays within the tenants of the key.  Otherwise keys bound to
     tenants
     may not call the route, whatever their roles.
@@ -40,7 +40,7 @@ ANYONE = RoutePermission(frozenset(), True)
 
 
 def tenant_scoped(*roles: Role) -> RoutePermission:
-    """Return the permission for a route whose handler stays within the tenants of the key."""
+    """Return the permission for a route with a handler that stays within the tenants of the key."""
     return RoutePermission(frozenset(roles), True)
 
 

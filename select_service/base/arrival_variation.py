@@ -11,7 +11,7 @@ GROUP_MAX, GROUPS_MIN = 6, 5
 """Maximum slots per group, and minimum number of groups.
 
 Requests in batches every few seconds load engines no more than an even stream, as long as each
-batch is finished before the next one; grouping slots removes such batches from the estimate.
+batch is finished before the next; grouping slots removes such batches from the estimate.
 """
 
 

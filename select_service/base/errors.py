@@ -21,7 +21,7 @@ class PicklableError(Exception):
 def _restore_error(
     kind: type[PicklableError], args: tuple[Any, ...], fields: dict[str, Any]
 ) -> PicklableError:
-    # Without `__init__`, whose parameters are not in `args`.
+    # Without `__init__`: its parameters would be missing from `args`.
     error = kind.__new__(kind, *args)
     error.__dict__.update(fields)
     return error

@@ -1,4 +1,4 @@
-"""Suggestions of known names for misspelled ones ("did you mean")."""
+"""Suggestions of known names for misspelled names ("did you mean")."""
 
 import re
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""Compilation of kernels ahead of their first use, by the command or by a start that lacks them."""
+"""Compilation of kernels ahead of the first use, by the command or a start without kernels."""
 
 import logging
 import os
@@ -14,7 +14,7 @@ from select_service.config.settings_loader import UnusableSetting
 from select_service.server.early_signals import add_exit_callback
 
 _LEFT_OUT = ("select_service.sim.engine",)
-"""Packages whose kernels no start needs."""
+"""Packages of kernels that no start needs."""
 STAGES = 4
 """Number of progress lines without a terminal."""
 

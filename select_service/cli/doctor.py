@@ -19,7 +19,7 @@ from select_service.base.command_line import CommandParser, argument_type, print
 from select_service.schemas.common import U64_MAX
 
 TIMEOUT_S = 60.0
-"""Time limit of one page, in seconds; the service needs at most half of it."""
+"""Time limit of a page, in seconds; the service needs at most half of it."""
 EXIT_ONLY_NOTES, EXIT_FINDINGS, EXIT_NOT_EXAMINED = 0, 1, 2
 """Exit status: only notes, a warning or fault, no examination possible."""
 _ORDER = ("fault", "warning", "note")

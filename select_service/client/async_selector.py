@@ -31,7 +31,7 @@ L = TypeVar("L", bound=AsyncLease)
 
 
 class AsyncSelector(AsyncRoutes):
-    """Client of all selectors of one catalog. Belongs to the event loop of the first call."""
+    """Client of all selectors of a catalog. Belongs to the event loop of the first call."""
 
     def __init__(self, urls: Sequence[str], **options: Unpack[Options]) -> None:
         """urls: URLs of all selectors that share their reservations.  Raises ValueError."""

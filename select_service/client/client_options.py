@@ -20,7 +20,7 @@ class Options(TypedDict, total=False):
     deadline_s: float
     """Time limit of a call with all attempts and pauses, in seconds."""
     attempt_s: float
-    """Time limit of one attempt, in seconds. The default is half of `deadline_s`, or all of
+    """Time limit of an attempt, in seconds. The default is half of `deadline_s`, or all of
     `deadline_s` with a single selector.
     """
     ttl_s: float

@@ -40,7 +40,7 @@ class MadeReservation(NamedTuple):
 
     url: selector that confirmed the reservation
     doubtful: URLs of selectors with a lost answer
-    pair: both legs of a pair, whose decode leg is the selection; None means one rank
+    pair: both legs of a pair, with the selection as decode leg; None means one rank
     """
 
     selection: Selection

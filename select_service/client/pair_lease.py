@@ -47,10 +47,10 @@ class AsyncPairLease(AsyncLease):
         self._record(self.progress.record_prefill_complete)
 
     async def move_leg(self, leg: LegName) -> None:
-        """Move a leg whose worker failed to another rank, or both to one rank if that is cheaper.
+        """Move a leg from a failed worker to another rank, or both to one rank if that is cheaper.
 
         The legs and the hand-over are new afterwards.  Raises Refused if no rank is left, or the
-        selector has lost the pair: begin another one.
+        selector has lost the pair: begin another pair.
         """
         self._store_pair(await self.request_move(leg))
 

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 
 PENDING_FREES_MAX = 20_000
-"""Limit of one selector; beyond the limit the oldest reservation expires by its time to live."""
+"""Limit of a selector; beyond the limit the oldest reservation expires by its time to live."""
 
 
 class PendingFrees:

@@ -98,7 +98,7 @@ class PromptHasher:
 def make_hasher(
     workers: Iterable[WorkerRecord], lora_name: str | None = None, cache_salt: str | None = None
 ) -> PromptHasher | None:
-    """Return a hasher for the workers of one model and tenant; None means no schedulable worker."""
+    """Return a hasher for the workers of a model and tenant; None means no schedulable worker."""
     for worker in workers:
         if worker.lifecycle == "schedulable" and worker.block_size:
             return PromptHasher(

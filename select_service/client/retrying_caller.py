@@ -82,7 +82,7 @@ class RetryingCaller:
         attempt_s: float,
         on_failure: Callable[[str, float], None],
     ) -> None:
-        """attempt_s: time limit of one attempt, in seconds
+        """attempt_s: time limit of an attempt, in seconds
 
         on_failure: called with the URL of a selector that is excluded, and the seconds of the
         exclusion
@@ -150,7 +150,7 @@ class RetryingCaller:
         return begin + ATTEMPT_S_MIN >= call.deadline or not self._budget.take_repeat(now)
 
     async def _attempt(self, call: Call) -> ClientResponse:
-        """Make one attempt.
+        """Make an attempt.
 
         Raises Refused, or _RetryableFailure if a further attempt is allowed.
         """

@@ -168,7 +168,7 @@ def _plain_route(name: str, answer: type[A], good: tuple[int, ...] = ()) -> Clie
 
 
 def _scoped_route(name: str, answer: type[A]) -> ClientRoute[[Text, Text], A]:
-    """Make a route about one model and tenant, or about all."""
+    """Make a route about a model and tenant, or about all."""
     path = name.split(" ")[1]
 
     def want(model_name: Text = None, tenant_id: Text = None) -> RouteCall:

@@ -10,7 +10,7 @@ from select_service.base.errors import PicklableError
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
 """Limit of an answer that is read as a whole, in bytes; streams have no limit."""
 CONNECTIONS_MAX = 256
-"""Connections of one client to all of its selectors."""
+"""Connections of a client to all of its selectors."""
 CONNECT_S_MAX = 1.0
 """Time limit of connecting, in seconds: a dead host sends no answer at all."""
 IDLE_S_MAX = 60.0

@@ -24,7 +24,7 @@ from select_service.client.transport import (
 )
 
 POLL_S = 50.0
-"""Time of one long poll, seconds; the planner answers after at most 60 s."""
+"""Time of a long poll, seconds; the planner answers after at most 60 s."""
 CALL_S_MAX = 10.0
 """Time limit of a call beside the poll, seconds."""
 PAUSE_S, PAUSE_S_MAX = 0.5, 10.0
@@ -68,7 +68,7 @@ class _Refusal(Struct):
 
 
 class VirtualConnectorClient:
-    """Client of one deployment with a virtual connector. Belongs to one event loop."""
+    """Client of a deployment with a virtual connector. Belongs to one event loop."""
 
     def __init__(
         self, url: str, *, deployment: str | None = None, transport: Transport | None = None

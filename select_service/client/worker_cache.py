@@ -11,7 +11,7 @@ from select_service.client.selector_pool import Scope
 REFRESH_S = 30.0
 SCOPES_MAX = 64
 RANKS_MAX = 16_384
-"""Limit of ranks in one scope; fallbacks ignore further ranks."""
+"""Limit of ranks in a scope; fallbacks ignore further ranks."""
 
 
 class WorkerCache:

@@ -19,7 +19,7 @@ from select_service.files.yaml_document import read_document
 
 POLICY_BYTES_MAX = 1 << 20
 CLASS_THRESHOLD_FRAC = 16.0
-"""Threshold of classes without one, if --queue-threshold is not given.
+"""Default threshold of classes, if --queue-threshold is not given.
 
 Source: Dynamo's default.
 """

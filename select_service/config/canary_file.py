@@ -75,7 +75,7 @@ _OfModel: TypeAlias = Prompts | _Model
 
 
 class ModelCanaries(NamedTuple):
-    """Canaries of one model.
+    """Canaries of a model.
 
     prompts: canary prompts; empty means that engines of the model are not checked
     kv_layout: cache layout; None means unknown, so that the cache is never transferred
@@ -105,7 +105,7 @@ def read_canary_config(path: str) -> CanaryFile:
 
 
 def _make_canaries(path: str, model: str, given: tuple[_Prompt, ...] | _Model) -> ModelCanaries:
-    """Return the canaries of one model.  Raises ConfigError."""
+    """Return the canaries of a model.  Raises ConfigError."""
     if isinstance(given, tuple):
         given = _Model(given)
     layout = None if given.kv_layout is None else CacheLayout(*astuple(given.kv_layout))

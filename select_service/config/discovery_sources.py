@@ -141,7 +141,7 @@ def _read_discovery_file(path: str) -> list[SourceSettings]:
     try:
         found = convert_document(read_document(path), _Document).sources
         sources = [_validate_source(number, each) for number, each in enumerate(found, 1)]
-        # Names identify a source in metrics and in the persisted state, so they must be unique.
+        # Names identify a source in metrics and in the persisted state, so names must be unique.
         names = [each.name for each in sources]
         for name in names:
             if names.count(name) > 1 or name == "workers-file":

@@ -27,7 +27,7 @@ def _allows_loopback(config: Config) -> bool:
     """Return whether loopback destinations are permitted.
 
     If only this machine can call, its users can reach loopback services without this service
-    anyway; remote callers would reach them through this service.
+    anyway; remote callers would reach loopback services through this service.
     """
     given: bool | None = config["connect_to_loopback"]
     if given is not None:

@@ -28,7 +28,7 @@ class AssumptionReport(NamedTuple):
     """Assumptions of a process, for metrics.
 
     ranks: number of ranks by the source of the index
-    silent: ranks whose bookings are assumed because events are missing
+    silent: ranks with assumed blocks because events are missing
     pending, prompts: prompts beside events that are waiting, and ended prompts by kind of end
     answers: answers with tokens, by what became of the blocks
     """
@@ -67,7 +67,7 @@ class AssumptionService:
     def clear_cache(self, worker_id: int, dp_rank: int | None, now: float) -> dict[int, int]:
         """Assume no longer that ranks hold blocks, except the blocks of live reservations.
 
-        Returns by dp_rank the number of assumed blocks, whose removal takes some turns.  Raises
+        Returns by dp_rank the number of assumed blocks; removing them takes some turns.  Raises
         NotFound.
         """
         worker = self._fleet.catalog.get_worker(worker_id)

@@ -1,4 +1,4 @@
-"""Numbers of a booking that follow from its request and its placement."""
+"""Numbers of a booking that follow from request and placement."""
 
 from typing import NamedTuple
 

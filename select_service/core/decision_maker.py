@@ -109,7 +109,7 @@ class PlacementDecision(NamedTuple):
     """Selection and, if requested, the candidates with their cost terms.
 
     number: decision number in the ring; None means the decision was not recorded
-    pair: chosen pair, whose decode leg is the selection
+    pair: chosen pair, with the selection as decode leg
     """
 
     selection: Selection
@@ -120,7 +120,7 @@ class PlacementDecision(NamedTuple):
 
 
 class DecisionMaker:
-    """Decision maker of one process: chooses ranks and books load."""
+    """Decision maker of a process: chooses ranks and books load."""
 
     def __init__(
         self,
@@ -182,7 +182,8 @@ class DecisionMaker:
         # Before the booking: answers show the load without this request.
         selection = self._make_placed_selection(job, placement, reservation_id)
         if job.session is not None and job.session.is_pinned:
-            # A session follows its reservation, so its rank binds neither a move nor a replay.
+            # A session follows its reservation, so the session's rank binds neither a move nor a
+            # replay.
             request = msgspec.structs.replace(request, pinned_worker=None)
         if reservation_id is not None:
             prefill = placed_prefill(placement, config)
@@ -209,7 +210,7 @@ class DecisionMaker:
     def make_hint(
         self, partition: Partition, slot: int, prompt: Prompt, booking_id: str
     ) -> KvHint | UnsetType:
-        """Return the hint for a booking, unset without one."""
+        """Return the hint for a booking, else unset."""
         if self.hints is None or not partition.hint_slots:
             return UNSET
         return self.hints.make_hint(partition, slot, prompt.block_hashes, booking_id) or UNSET

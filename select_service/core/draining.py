@@ -1,7 +1,7 @@
-"""Draining of workers, which get no new requests but finish their current ones.
+"""Draining of workers, which finish their requests but get no new requests.
 
 Operators drain workers, the planner drains workers before removal, and discovery sources drain
-workers they drop.  A drain lasts until every caller has ended its request, or until the worker is
+dropped workers.  A drain lasts until every caller has ended its request, or until the worker is
 registered again.  Without health checks, a drain only sets the weight of the ranks to 0, and
 bookings run out in place.  With health checks, the monitor drains and moves bookings.  Serving a
 request never reads this state.
@@ -27,7 +27,7 @@ _PERSISTED_CALLERS: tuple[DrainCaller, ...] = ("operator", "planner")
 
 
 class DrainState(NamedTuple):
-    """Drain of one worker.
+    """Drain of a worker.
 
     callers: callers with an open drain request, at least one
     moves_bookings: whether bookings may move to other workers, as last requested
@@ -75,7 +75,7 @@ class DrainRegistry:
     def undrain_worker(
         self, worker_id: int, caller: DrainRequester, now: float
     ) -> RegisteredWorker:
-        """End the drain of one caller; the worker serves again after the last.  Raises like
+        """End the drain of a caller; the worker serves again after the last.  Raises like
         `drain`.
         """
         worker, fitness = self._schedulable_worker(worker_id), self._health

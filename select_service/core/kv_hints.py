@@ -22,7 +22,7 @@ HINT_BLOCKS_MAX = 65_536
 
 
 class KvHints:
-    """Maker of the hints of one process."""
+    """Maker of the hints of a process."""
 
     def __init__(self, free_ranks: Callable[[Partition], Mask]) -> None:
         """free_ranks: returns bool[n_slots], the ranks that are not busy"""

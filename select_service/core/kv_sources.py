@@ -28,7 +28,7 @@ EXACT = 0
 
 
 class _Source(NamedTuple):
-    """Rank to fetch from: its leading tokens of the prompt, and those of them to be fetched."""
+    """Rank to fetch from: leading tokens of the prompt there, and how many of these to fetch."""
 
     row: RankRow
     tokens: int

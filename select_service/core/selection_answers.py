@@ -39,7 +39,7 @@ from select_service.schemas.selection import ChosenRankLoad, Overlap, Selection,
 from select_service.schemas.shared_caches import SharedOverlap
 
 RETURNED_HASHES_MAX = 131_072
-"""Maximum number of sequence hashes in one answer, some milliseconds of work."""
+"""Maximum number of sequence hashes in an answer, some milliseconds of work."""
 UNKNOWN_CAPACITY_TOKENS = 10_000_000
 """Prefill capacity in answers about a worker without `max_num_batched_tokens`, as in Dynamo."""
 

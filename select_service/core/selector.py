@@ -99,7 +99,7 @@ class CoreFollowers(NamedTuple):
 
 @dataclass(eq=False)
 class SelectorCore:
-    """Core of one process: workers, partitions and reservations.  `build_selector` connects it.
+    """Core of a process: workers, partitions and reservations.  `build_selector` connects it.
 
     fleet: workers and partitions, with the pending work of the next turn
     ledger: reservations and their load
@@ -414,7 +414,7 @@ class SelectorCore:
             self.ledger.renew_lease(reservation_id, now)
 
     def report_first_token(self, reservation_id: str, now: float) -> None:
-        """End the transfer of a pair, and its prefill if nobody has.  Raises NotFound."""
+        """End the transfer of a pair, and its prefill if still running.  Raises NotFound."""
         # First, as completing begins the time that a transfer has without a first token.
         self.pairs.book.report_first_token(reservation_id, now)
         self.ledger.complete_by_id(reservation_id, "client", now)
@@ -453,7 +453,7 @@ class SelectorCore:
         return bool(leaving)
 
     def expire_reservations(self, now: float, work_max: int = TURN_WORK_MAX) -> ExpiryResult:
-        """Release reservations after the end of their lease, up to the budget of one turn."""
+        """Release reservations after the end of their lease, up to the budget of a turn."""
         return self.ledger.expire_leases(now, work_max)
 
     def periodic_tasks(self) -> list[PeriodicTask]:

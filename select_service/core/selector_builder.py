@@ -68,7 +68,7 @@ class SelectorConfig(NamedTuple):
     router_mark: mark of our key among replicas; None means no key
     busy_thresholds: thresholds by which answers call the chosen rank busy
     names_kv_sources: whether answers name a rank to fetch from
-    shared_models: models whose prompts are looked up in a shared cache
+    shared_models: models with prompts that are looked up in a shared cache
     """
 
     router: RouterConfig = RouterConfig()

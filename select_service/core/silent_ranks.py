@@ -34,7 +34,7 @@ class _BusyTime:
 
 
 class SilentRank(NamedTuple):
-    """Rank whose bookings are assumed because no events come.
+    """Rank with assumed blocks because no events come.
 
     live_at: time of the last event, monotonic seconds
     """

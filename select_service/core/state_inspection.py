@@ -19,7 +19,7 @@ from select_service.schemas.reservations import ReservationPage, ReservationRow
 
 
 class StateInspection:
-    """Views of the state of one process; nothing here changes it."""
+    """Views of the state of a process; nothing here changes it."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from select_service.schemas.persisted_state import DeletedWorker, PersistedState
 def change_count(selector: SelectorCore, reconciler: Reconciler | None = None) -> int:
     """Return a number that changes with every change of the persisted state."""
     gate = selector.gate
-    # Counters only grow, so their sum changes with each of them.
+    # Counters only grow, so the sum changes with every counter.
     own = 0 if reconciler is None else reconciler.changes
     own += gate.busy_check.thresholds.changes + gate.shedding.tiers.changes
     return selector.fleet.catalog.changes + selector.draining.changes + own

@@ -82,7 +82,7 @@ class FastPathAuth:
 
 
 class AuthenticatedHandler:
-    """`FastHandler` of one connection with a key.
+    """`FastHandler` of a connection with a key.
 
     _credentials: credentials in use, and _generation: of the keys at that time
     _handler: handler, or None for no fast path.  _header_value: header value, kept alive for the
@@ -170,7 +170,7 @@ class AuthenticatedHandler:
 
 
 class AuthenticatedProtocol(FastPathProtocol):
-    """Protocol of one connection with a key."""
+    """Protocol of a connection with a key."""
 
     __slots__ = ("_auth", "_authenticated")
 
@@ -195,7 +195,7 @@ class AuthenticatedProtocol(FastPathProtocol):
 
 
 class AuthenticatedFastPath(FastPath):
-    """Factory of the protocols of one server with API keys."""
+    """Factory of the protocols of a server with API keys."""
 
     def __init__(self, auth: FastPathAuth, wrap_handler: WrapHandler = None) -> None:
         """wrap_handler: see `FastPath`"""

@@ -14,7 +14,7 @@ from select_service.fastpath.timeout_watch import TimeoutWatch
 
 
 class FastPath:
-    """Factory of the protocols of one server (see `http.http_server.ConnectionFactory`)."""
+    """Factory of the protocols of a server (see `http.http_server.ConnectionFactory`)."""
 
     def __init__(
         self,

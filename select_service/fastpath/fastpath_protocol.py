@@ -28,7 +28,7 @@ from select_service.http.body_codec import BODY_BUDGET, BODY_BYTES_FREE, BODY_BY
 from select_service.http.bounded_protocol import FAILURE_NAME, BoundedProtocol
 
 REQUESTS_PER_ITERATION = 32
-"""Requests of one connection answered per iteration of the event loop ..."""
+"""Requests of a connection answered per iteration of the event loop ..."""
 ITERATION_S = 0.002
 """... or fewer after this many seconds: prompts differ in length by a factor of ten thousand."""
 REQUEST_BYTES_MAX = BODY_BYTES_MAX + bounds.HEAD_BYTES_MAX
@@ -45,7 +45,7 @@ request in `_parts`; bytes to append to `_parts`; input of `_ordinary`; ignored.
 
 
 class FastPathProtocol(asyncio.Protocol):
-    """Protocol of one connection.
+    """Protocol of a connection.
 
     _mode: meaning of the next bytes.  _parts: received bytes not yet answered, `_size` in total,
     `_charged` of these charged to the budget of bodies, for `_holder`; _request_size: size of the
@@ -215,7 +215,8 @@ class FastPathProtocol(asyncio.Protocol):
             self._allow_direct_write()
             answer = self._answer_request(data, 0, self._socket_fd)
             if answer is not None or self._handler.end > len(data):
-                # The ordinary protocol stays, idle: another handover must not pay for a new one.
+                # The ordinary protocol stays, idle: another handover must not pay for a new
+                # transport.
                 ordinary.release_reading()
                 self._mode = _READY
                 self._answer_all(data, answer)
@@ -278,8 +279,8 @@ class FastPathProtocol(asyncio.Protocol):
             self._charge_budget()
 
     def _charge_budget(self) -> None:
-        """Charge incomplete bodies to their shared budget; beyond it the ordinary path refuses the
-        request.
+        """Charge incomplete bodies to a shared budget; beyond the budget the ordinary path refuses
+        requests.
         """
         uncounted = self._size - BODY_BYTES_FREE - self._charged
         if uncounted > 0:

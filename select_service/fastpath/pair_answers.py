@@ -60,7 +60,7 @@ PAIR_KERNEL = PairKernel()
 
 
 class PairAnswers:
-    """Answers of one handler."""
+    """Answers of a handler."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class PairAnswers:
         state, out, placer = self._numbers, self._out, scene.placer
         prefill, decode, _, local, _, _, remote, tokens, cost, *_ = placer.result.tolist()
         slots = None if prefill == NO_SLOT else (int(prefill), int(decode))
-        # The encoder writes null for an infinite cost, of a path that nobody can take.
+        # The encoder writes null for an infinite cost, of a path that no pair can take.
         tail = _encode(_Costs(cost, local, remote))
         if slots is None:
             tail = tail[1:]

@@ -1,4 +1,4 @@
-"""Layout of the header through which compiled code serves pairs in one partition.
+"""Layout of the header through which compiled code serves pairs in a partition.
 
 An int64 array that lives as long as its `PairScene`: pairs (address, length) of arrays, then plain
 numbers.
@@ -6,7 +6,7 @@ numbers.
 pair             type     length           meaning
 PAIR             int64                     header of the `PairPlacer` (core.pairs.pair_layout)
 WORK_PARAMETERS  float64                   parameters of the policy `work`
-ROLES            bool     2 * slots        ranks whose role includes prefills, then decodes
+ROLES            bool     2 * slots        ranks for prefills, then for decodes
 MASKS            bool     3 * slots        scratch: eligible ranks, see `pair_kernels`
 LEG_NAME         uint8    LEG_NAME_BYTES   scratch: name of the prefill leg
 TRAFFIC          int64    N_COUNTERS       counters of booked pairs (core.pairs.pair_traffic_layout)

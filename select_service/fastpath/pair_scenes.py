@@ -31,7 +31,7 @@ class _HandoffText:
     def __init__(self, prefill: RankRow, decode: RankRow) -> None:
         self._prefill, self._mint = prefill, minter_of(prefill)
         self.names_decode = names_decode_worker(prefill)
-        # An identity like any other: nobody can have written it into a registration.
+        # An identity like any other: no client can have written this name into a registration.
         example = None if self._mint is None else self._mint(prefill, SystemRandom())
         text = b',"handoff":%b}' % _encode(make_handoff_of(prefill, decode, example))
         self._parts = [text] if example is None else text.split(str(example).encode())
@@ -44,7 +44,7 @@ class _HandoffText:
 
 
 class PairScene:
-    """Arrays of one partition that the kernel reads, for one version of its rank table.
+    """Arrays of a partition that the kernel reads, for one version of its rank table.
 
     header: layout in pair_scene_layout
     """

@@ -303,7 +303,7 @@ def _book_pair(data, state, row, scene):
 
 @compiled(error_model="numpy")
 def _count_booked(state, scene):
-    """Count the booked pair; the tokens that it moves wait for their links from now on."""
+    """Count the booked pair; the tokens to move wait for their links from now on."""
     pair, words = i64_view(scene, PAIR), i64_view(scene, TRAFFIC)
     result, group = f64_view(pair, RESULT), i64_view(pair, GROUP)
     if scene[IS_REMOTE] != 0:

@@ -52,7 +52,7 @@ class PartitionCache:
         self._state = state
         self._cached: list[CachedPartition] = []
         self.pair_scenes: dict[int, PairScene] = {}
-        """Scenes of the rows with pairs; the owner replaces outdated ones."""
+        """Scenes of the rows with pairs; the owner replaces outdated scenes."""
         self._rows = np.zeros((PARTITIONS_MAX, layout.ROW_LENGTH), np.int64)
         self._places = np.empty(layout.N_PLACES, np.int64)
         store_pointer(state, layout.ROWS, self._rows)

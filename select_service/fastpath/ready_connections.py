@@ -1,4 +1,4 @@
-"""Connections whose requests a kernel receives, answers and sends, many in one call.
+"""Connections that a kernel reads, answers and writes, many in one call.
 
 A connection is watched while it waits for the beginning of a usual request and nothing is pending.
 Its transport does not read meanwhile; an epoll of our own, which the event loop watches, reports
@@ -32,7 +32,7 @@ class ReadyConnection(Protocol):
 
 
 class ReadyConnections:
-    """Watched connections of one server, all with the same handler."""
+    """Watched connections of a server, all with the same handler."""
 
     def __init__(self, handler: ServiceHandler) -> None:
         """Create the epoll, which exists on Linux only."""
@@ -62,7 +62,7 @@ class ReadyConnections:
         self._connections: dict[int, ReadyConnection] = {}
 
     def watch(self, connection: ReadyConnection, socket_fd: int) -> bool:
-        """Watch a connection whose transport does not read.  Returns whether that is possible."""
+        """Watch a connection with a paused transport.  Returns whether that is possible."""
         if socket_fd >= layout.SOCKETS_MAX:
             return False
         # The transport has stopped reading, so only one reader takes bytes from the socket.

@@ -91,7 +91,7 @@ def serve_ready(ready, state, begins):
     while ready[AT_EVENT] < ready[N_EVENTS] or _poll_again(ready):
         file = I(events[ready[AT_EVENT] * EVENT_WORDS + EVENT_SOCKET])
         ready[AT_EVENT] += 1
-        # A connection may end while another one of the same events is served.
+        # A connection may end while another of the same events is served.
         if watched[file] != UNWATCHED and not _serve_socket(ready, state, file):
             return I(NEEDS_PYTHON)
         if state[BEGAN_NS] > ready[UNTIL_NS]:

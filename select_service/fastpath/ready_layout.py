@@ -1,4 +1,4 @@
-"""Layout of the header through which a kernel serves the ready connections of one server.
+"""Layout of the header through which a kernel serves the ready connections of a server.
 
 An int64 array that lives as long as its `ReadyConnections`: pairs (address, length) of arrays, then
 plain numbers.
@@ -41,6 +41,6 @@ EVENTS_MAX = 64
 """Most events of a turn."""
 RECEIVED_BYTES_MAX = 256 << 10
 SOCKETS_MAX = 65_536
-"""File descriptors that can be watched; connections with greater ones use the transport."""
+"""File descriptors that can be watched; connections with greater numbers use the transport."""
 TURN_NS_MAX = 2_000_000
 """Time after which a turn takes no further request."""

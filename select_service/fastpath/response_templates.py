@@ -1,4 +1,4 @@
-"""Prebuilt response texts for the ranks of one partition, complete except for numbers."""
+"""Prebuilt response texts for the ranks of a partition, complete except for numbers."""
 
 from typing import NamedTuple
 

@@ -59,7 +59,7 @@ def _put_key(data, state, row, field):
     words[record.RECORD_WORDS + n_words - 1] = 0
     words[record.RECORD_WORDS] = row[MODEL_BYTES]
     words[record.RECORD_WORDS + 1] = n_names
-    # Unsigned indices spare the check for negative ones in each access.
+    # Unsigned indices spare the check of the sign in each access.
     at = U(record.KEY_AT + 8 * record.KEY_WORDS)
     for k in range(U(n_names)):
         bytes_[at + k] = names[k]

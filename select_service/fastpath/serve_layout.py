@@ -167,7 +167,7 @@ N_PLACES = 4096
 HASHES_LENGTH = NUMBERS_MAX + WINDOW
 TOKENS_LENGTH = TOKENS_MAX + WINDOW
 PIN_SLOTS_MAX = 65_536
-"""Most slots of a partition whose sessions kernels pin to a rank."""
+"""Most slots of a partition with sessions that kernels pin to a rank."""
 NAMES_BYTES = 8 * NAME_CHARS_MAX
 """Longest names of a partition, two texts of up to four bytes a character."""
 SELECTION_LENGTH = RECORD_WORDS + KEY_WORDS + (NAMES_BYTES + TEXT_BYTES_MAX) // 8 + 2 * NUMBERS_MAX

@@ -1,4 +1,4 @@
-"""Handler of the common requests of one service: one compiled call, and the steps it requests.
+"""Handler of the common requests of a service: one compiled call, and the steps it requests.
 
 Requests the fast path cannot handle are declined before any state changes.
 """
@@ -147,7 +147,7 @@ class ServiceHandler:
         return bytes(self._out[self._numbers[layout.BEGIN] : end])
 
     def _update_selections(self, n_bytes: int) -> None:
-        """Keep the selection just answered, or remove the one whose id was booked.
+        """Keep the selection just answered, or remove the selection with the booked id.
 
         n_bytes: length of its record, or the negative length of its key
         """

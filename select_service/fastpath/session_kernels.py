@@ -1,7 +1,7 @@
 """Sessions of common requests: found before the placement, bound after the booking.
 
-The ordinary path does the same in `core.sessions.session_router`; it also handles sessions whose
-rank is unknown, closed or busy here.
+The ordinary path does the same in `core.sessions.session_router`; it also handles sessions with a
+rank that is unknown, closed or busy here.
 """
 
 # mypy: ignore-errors
@@ -66,7 +66,7 @@ def _is_slot_current(state, row, at, rows):
 
 @compiled()
 def find_session(data, state, row, is_judged):
-    """Find the session of the request, if it has one.  Returns 0, or why there is no response yet.
+    """Find the session of the request, if any.  Returns 0, or why there is no response yet.
 
     is_judged: whether only ranks of the mask are eligible
     """

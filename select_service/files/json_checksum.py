@@ -20,7 +20,7 @@ def add_checksum(text: bytes) -> bytes:
 
 
 def split_checksum(text: bytes) -> tuple[bytes, bool]:
-    """Return the object without its checksum, and whether it had one; older files have none.
+    """Return the object without a checksum, and whether there was one; older files have none.
 
     Raises ValueError for a wrong checksum.
     """

@@ -1,4 +1,4 @@
-"""Rotating files: lines in FILE, older ones in FILE.1, FILE.2 and so on, limited in number and
+"""Rotating files: lines in FILE, older lines in FILE.1, FILE.2 and so on, limited in number and
 size.
 """
 
@@ -154,6 +154,6 @@ def _append_all(file: int, content: bytes) -> None:
             left = left[os.write(file, left) :]
     except OSError:
         with suppress(OSError):
-            # A partial line would corrupt the next one.
+            # A partial line would corrupt the next.
             os.ftruncate(file, begin)
         raise

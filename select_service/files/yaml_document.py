@@ -61,7 +61,7 @@ def read_document(path: str, bytes_max: int = BYTES_MAX) -> object:
 
 def decode_yaml(text: bytes) -> object:
     """Return a document.  Raises ValueError with a one-line message."""
-    # Before `yaml.load`, whose recursion and silent overwriting cannot be limited.
+    # Before `yaml.load`: its recursion and silent overwriting cannot be limited.
     _check_structure(text)
     try:
         document: object = yaml.load(text, Loader=yaml.CSafeLoader)

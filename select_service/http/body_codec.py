@@ -36,10 +36,10 @@ BODY_BYTES_MAX = 8 * 1024 * 1024
 BODY_BYTES_IN_FLIGHT_MAX = 256 * 1024 * 1024
 """Total bytes of incomplete bodies held at one time, over all connections."""
 BODY_BYTES_FREE = 64 * 1024
-"""Bytes of each body that do not count, so that slow large bodies never block small ones."""
+"""Bytes of each body that do not count, so that slow large bodies never block small bodies."""
 
 BODY_STRINGS_MAX = 65_536
-"""Most strings of one body, including keys."""
+"""Most strings of a body, including keys."""
 _MANY_STRINGS_BYTES = 2 * BODY_STRINGS_MAX
 """Length up to which a body cannot exceed BODY_STRINGS_MAX."""
 _MANY_STRINGS = f"the JSON body has more than {BODY_STRINGS_MAX} strings: split the request"

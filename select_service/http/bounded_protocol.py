@@ -4,7 +4,7 @@ The service may be exposed directly to a network.  A slow or endless request, or
 not read, must not hold memory or a connection forever, and every error needs our JSON body.
 
 Limits on requests: the head (bytes, fields), trailers, the framing around the chunks of a chunked
-body, the time until complete, the amount parsed in one iteration of the event loop, and the amount
+body, the time until complete, the amount parsed in an iteration of the event loop, and the amount
 parsed while an earlier request is unanswered.  Bodies are limited where they are read
 (`body_codec`).
 
@@ -83,7 +83,7 @@ CROWDED_KEEP_ALIVE_S = 75
 do not lock others out.
 """
 HEAD_BYTES_MAX = 65_536
-"""Limit on request line, headers and trailers of one request, and on chunk framing as far as that
+"""Limit on request line, headers and trailers of a request, and on chunk framing as far as that
 exceeds the body itself, bytes.
 """
 REQUEST_READ_S_MAX = 30.0
@@ -124,7 +124,7 @@ class _PausedFlow(FlowControl):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """HTTP protocol of one connection.
+    """HTTP protocol of a connection.
 
     _stage: part of the request being read
     _deadline_from: start time of the request, or None without a deadline
@@ -167,7 +167,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._half_closed = None
         self._unparsed = memoryview(b"")
         super().connection_lost(exc)
-        # uvicorn notifies only the newest request; with pipelining an earlier one is being
+        # uvicorn notifies only the newest request; with pipelining an earlier request is being
         # answered.
         if self._current_cycle is not None and not self._current_cycle.response_complete:
             self._current_cycle.disconnected = True

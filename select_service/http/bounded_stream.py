@@ -1,4 +1,4 @@
-"""Streamed responses, sent at the client's pace; the number of large ones is limited."""
+"""Streamed responses, sent at the client's pace; the number of large responses is limited."""
 
 import asyncio
 from collections.abc import AsyncIterable, Mapping
@@ -14,7 +14,7 @@ _STREAM_BACKEND = "anyio._backends._asyncio"
 
 
 class ImportingStream(StreamingResponse):
-    """Stream whose imports do not block the event loop."""
+    """Stream with imports that do not block the event loop."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await asyncio.to_thread(import_module, _STREAM_BACKEND)

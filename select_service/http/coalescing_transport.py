@@ -10,7 +10,7 @@ from typing import Any
 
 
 class CoalescingTransport:
-    """Transport wrapper that joins the writes of one iteration of the event loop.
+    """Transport wrapper that joins the writes of an iteration of the event loop.
 
     All methods except writing and closing are those of the wrapped transport.
     """

@@ -151,7 +151,7 @@ class RouteHandler(NamedTuple):
 
 
 class EndpointGroup:
-    """Endpoints of one resource, in the order of the document."""
+    """Endpoints of a resource, in the order of the document."""
 
     def __init__(self, name: str, summary: str) -> None:
         self.name = name

@@ -1,6 +1,6 @@
 """Detection of clients that closed a connection completely, although only one half seems closed.
 
-A client that has closed its sending side waits for its response.  A client that has closed the
+A client that has closed its sending side waits for the response.  A client that has closed the
 whole connection does not, and both look the same until something is written: only the second
 client's system responds with a reset.  Therefore, if a response takes long, its first bytes, which
 are the same for every response, are sent ahead, and the socket is polled at intervals. The event
@@ -22,7 +22,7 @@ POLL_INTERVAL_S_MAX = 1.0
 
 
 class HalfClosedPoller:
-    """Poller of one half-closed connection until the connection is reset or `stop_polling` is
+    """Poller of a half-closed connection until the connection is reset or `stop_polling` is
     called.
     """
 

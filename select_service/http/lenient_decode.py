@@ -4,7 +4,7 @@ Types of request bodies forbid unknown fields, so that a body that decodes has n
 requests pay nothing for this check.  After a failure the body is decoded again without
 
 * unknown fields, each of which causes a warning, and
-* null fields whose type has no null: null means the same as omitting the field.  A type with the
+* null fields of a type without null: null means the same as omitting the field.  A type with the
   mark of `common.NonNullFlag` stays as it is, so that its null is an error.
 
 The same decoder then decodes the rest, so that all other rules and errors are the same.

@@ -15,7 +15,7 @@ Headers = list[tuple[bytes, bytes]]
 """Header fields with names in lower case, in order of arrival."""
 
 HEADERS_MAX = 256
-"""Most fields of one head."""
+"""Most fields of a head."""
 HOST_BYTES_MAX = 300
 """Longest `Host` value, bytes.  A DNS name has at most 253, an IPv6 address with its zone far
 less.

@@ -17,7 +17,7 @@ from select_service.base.suggestions import nearest_name, printable_name
 WARNINGS_HEADER = "x-select-warnings"
 """Name of the header: a JSON array of texts, in ASCII."""
 WARNINGS_MAX = 16
-"""Most warnings of one request; further warnings are dropped."""
+"""Most warnings of a request; further warnings are dropped."""
 
 WarningKind = Literal["unknown_field", "unknown_parameter", "unused_field", "unknown_policy_class"]
 STRICT_KINDS: frozenset[WarningKind] = frozenset(("unknown_field", "unknown_parameter"))

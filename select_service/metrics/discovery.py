@@ -7,7 +7,7 @@ from select_service.metrics.series import FamilyRow
 
 
 class SourceReport(NamedTuple):
-    """Figures of one source.
+    """Figures of a source.
 
     changes: reads with a changed result
     failures: failed reads

@@ -74,7 +74,7 @@ class SeriesChooser(Generic[K]):
         self._other_keys: set[K] = set()
 
     def choose_keys(self, existing: Iterable[K]) -> set[K]:
-        """Return the chosen keys among the existing ones."""
+        """Return the chosen keys that exist."""
         keys = list(existing)
         self._chosen_keys.intersection_update(keys)
         self._other_keys.intersection_update(keys)

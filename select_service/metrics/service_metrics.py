@@ -143,7 +143,7 @@ class ComponentFigures(NamedTuple):
 
 
 class MetricsObservation(NamedTuple):
-    """Copies of all values of one scrape; `now` is the monotonic clock in seconds."""
+    """Copies of all values of a scrape; `now` is the monotonic clock in seconds."""
 
     report: StateReport
     edges: ComponentFigures
@@ -214,7 +214,7 @@ class ServiceMetrics:
 
     def count_request(self, route: str, method: str, status: int, n: int = 1) -> None:
         """Count answered requests.  route: a declared path, never the path sent by a client"""
-        # Clients can send any method: unknown ones share a label, so the number of series is
+        # Clients can send any method: unknown methods share a label, so the number of series is
         # bounded.
         key = (route, method if method in METHODS else OTHER, status)
         self._requests[key] = self._requests.get(key, 0) + n

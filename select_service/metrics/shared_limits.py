@@ -1,4 +1,4 @@
-"""Metrics of shared limits: their size, their use and refused shares."""
+"""Metrics of shared limits: size, use and refused shares."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from select_service.metrics.series import GAUGE, FamilyRow
 
 
 class LimitReport(NamedTuple):
-    """Figures of one limit.
+    """Figures of a limit.
 
     used: use by all callers
     by_key: use by key, for the keys with the highest use

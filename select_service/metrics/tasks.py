@@ -8,7 +8,7 @@ from select_service.metrics.series import FamilyRow
 
 @dataclass(slots=True)
 class TaskCounts:
-    """Counters of one task since the start; a step is its work in one event loop iteration."""
+    """Counters of a task since the start; a step is its work in an event loop iteration."""
 
     steps: int = 0
     overruns: int = 0

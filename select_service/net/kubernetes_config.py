@@ -11,7 +11,7 @@ import yaml
 from select_service.files.atomic_file import open_regular, read_whole
 
 BYTES_MAX = 4 << 20
-"""Size limit of one file."""
+"""Size limit of a file."""
 SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Folder of the token, CA and namespace of a pod."""
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError)

@@ -117,7 +117,8 @@ class KubernetesSession:
     async def _load_cluster(self) -> _LoadedCluster:
         """Return the loaded cluster, reloaded if its CA changed."""
         async with self._loading:
-            # Connections keep the CA they were opened with, so a replaced CA file needs new ones.
+            # Connections keep the CA they were opened with, so a replaced CA file needs new
+            # connections.
             if self._cluster is not None and self._cluster.ca == _restamp(self._cluster.ca):
                 return self._cluster
             await self.close()

@@ -44,8 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0 after a signal, 1 if the planner cannot run, 2 for a wrong setting.
     """
-    # The variables are read when the library is loaded, so they must be set before any import of
-    # it. A caller that passes argv owns the process, whose environment is left alone.
+    # The variables are read when the library is loaded, and must be set before any import of the
+    # library. A caller that passes argv owns the process; its environment is left alone.
     if argv is None:
         for name in ONE_THREAD:
             os.environ.setdefault(name, "1")

@@ -55,8 +55,8 @@ COLUMNS = (
     "itl_met",
     "gpus",
 )
-"""Columns of the history. Totals count ready and starting replicas, `occupied` also lost ones;
-`draining` counts serving and draining ones, as the top of an area. Rates are requests a second;
+"""Columns of the history. Totals count ready and starting replicas, `occupied` also lost replicas;
+`draining` counts serving and draining replicas, as the top of an area. Rates are requests a second;
 `demand_s` is the forecast at its quantile.
 """
 
@@ -292,7 +292,7 @@ class DeploymentStatus:
     def _column_values(
         self, tick: TickInput, diagnostics: TickDiagnostics
     ) -> dict[str, float | None]:
-        """Return the values of a tick by column of the history; omitted ones are unknown."""
+        """Return the values of a tick by column of the history; omitted values are unknown."""
         found: dict[str, float | None] = {"at_s": tick.now_s}
         if _replicas_known(diagnostics):
             found["gpus"] = self._gpus

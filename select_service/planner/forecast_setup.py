@@ -42,7 +42,7 @@ def warm_up_forecast(forecast: TrafficForecast, trace: Path, interval_s: float) 
 
     Raises TraceError, OSError.
     """
-    open_regular(trace).close()  # refuses a pipe, whose writer could block the start
+    open_regular(trace).close()  # refuses a pipe: its writer could block the start
     shown = 0
     for window in trace_windows(TraceReader(trace).read_requests(), interval_s):
         forecast.add(window)
@@ -124,7 +124,7 @@ class FitWithTimeout:
 
 
 def fit_prophet(values: Sequence[float], interval_s: float, steps: Sequence[float]) -> list[float]:
-    """Return the values so many steps after the last one, by Prophet's defaults, about 0.1 s."""
+    """Return the values so many steps after the last, by Prophet's defaults, about 0.1 s."""
     for name in _NOISY_LOGGERS:
         logging.getLogger(name).disabled = True
     import pandas

@@ -14,11 +14,11 @@ PARENT_GRAPH_VARIABLE: Final = "DYN_PARENT_DGD_K8S_NAME"
 def kubernetes_targets(
     connector: KubernetesConnectorConfig,
 ) -> Mapping[Role, KubernetesTargetConfig]:
-    """Return the targets that are given, else those of the graph, for every role that has one."""
+    """Return the targets that are given, else those of the graph, for roles with a target."""
     graph = connector.graph or os.environ.get(PARENT_GRAPH_VARIABLE)
     given = {Role.PREFILL: connector.prefill, Role.DECODE: connector.decode}
     own = KubernetesTargetConfig("DynamoGraphDeployment", graph) if graph else None
-    # Roles of one deployment are either all in the graph or all given: a forgotten target must not
+    # Roles of a deployment are either all in the graph or all given: a forgotten target must not
     # become another object that happens to be there.
     if any(given.values()):
         own = None

@@ -13,7 +13,7 @@ TIMEOUT_S = 10.0
 
 
 class PlannerHttpClient(HttpSession):
-    """HTTP session whose errors show the beginning of an error answer."""
+    """HTTP session with errors that show the beginning of an error answer."""
 
     def __init__(self, tls: ClientTls | None = None) -> None:
         """tls: settings of https; None means the system's CAs"""

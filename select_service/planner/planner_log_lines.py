@@ -74,7 +74,7 @@ def read_lines(path: Path) -> Iterator[LogLine]:
             except DECODE_ERRORS as error:
                 if torn is not None:
                     break
-                # The usual mistake is the log of a selector, whose first line is another one.
+                # The usual mistake is the log of a selector, with another first line.
                 hint = "" if number > 1 else "; give the log of a planner, not of a selector"
                 torn = DecisionLogError(f"{path}, line {number}: {error}{hint}")
                 continue

@@ -136,7 +136,7 @@ def _read_array(name: str, file: IO[bytes]) -> list[float]:
         shape, _, kind = npy.read_array_header_1_0(file)
     else:
         shape, _, kind = npy.read_array_header_2_0(file)
-    # The header is untrusted input: its size is checked before memory for it is allocated.
+    # The header is untrusted input: its size is checked before memory is allocated.
     count = math.prod(shape)
     if kind.kind not in NUMBERS or not kind.itemsize:
         raise ValueError(f"{name}: expected numbers, got {kind}")

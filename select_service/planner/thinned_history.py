@@ -80,8 +80,8 @@ class ThinnedHistory:
 def thin_table(table: Table, groups: int) -> Table:
     """Return at most two rows for each of so many equal groups of neighbours.
 
-    Each column keeps its own minimum and maximum of a group, in their order; times are those of the
-    first and the last row. A small enough table is returned as is.
+    Each column keeps its own minimum and maximum of a group, in order; times come from the first
+    and the last row. A small enough table is returned as is.
     """
     rows, columns = table.shape
     if rows <= 2 * groups:
@@ -91,7 +91,7 @@ def thin_table(table: Table, groups: int) -> Table:
     padded[:rows] = table
     grouped = padded.reshape(-1, size, columns)
     # nanargmin fails on a group of only NaN, hence the replacement by infinities: such a group then
-    # picks its first row, whose NaN stays NaN.
+    # picks its first row, where NaN stays NaN.
     low = np.where(np.isnan(grouped), np.inf, grouped).argmin(axis=1)
     high = np.where(np.isnan(grouped), -np.inf, grouped).argmax(axis=1)
     # Sorted by position, so that times stay ascending and a peak stays before its dip.

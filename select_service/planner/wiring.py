@@ -1,4 +1,4 @@
-"""Assembly of a deployment of the core, with its models and its forecaster."""
+"""Assembly of a deployment of the core, with models and forecaster."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -110,7 +110,7 @@ class Follower:
 
     def _remember_workers(self, worker_ids: Iterable[int]) -> None:
         """Remember all workers ever registered: an unreachable selector may come back with old
-        ones.
+        workers.
         """
         self._ever_registered.update(dict.fromkeys(worker_ids))
         while len(self._ever_registered) > REMEMBERED_MAX:

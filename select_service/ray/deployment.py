@@ -61,7 +61,7 @@ def deploy(
     credentials = Credentials(api_key_file, ca_file)
     options = {
         "namespace": NAMESPACE,
-        # Detached, so that selectors outlive the program that started them.
+        # Detached, so that selectors outlive the starting program.
         "lifetime": "detached",
         # A second call returns the running actor instead of an error.
         "get_if_exists": True,

@@ -55,7 +55,7 @@ class DiscoveredSelectors:
         if urls <= self._urls:
             return
         if self._client is not None:
-            # Its leases still need their renewals.
+            # Its leases still need renewals.
             self._former.append(self._client)
         self._urls, self._client = urls, AsyncSelector(sorted(urls), **self._options)
         if len(self._former) > FORMER_MAX:

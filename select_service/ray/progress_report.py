@@ -17,7 +17,7 @@ SELECTORS_MAX = 64
 
 
 class Report:
-    """Reports of the first token and the output of one request. No method waits or raises."""
+    """Reports of the first token and the output of a request. No method waits or raises."""
 
     def __init__(
         self,

@@ -63,7 +63,7 @@ class RoutedRequest(NamedTuple):
 
 
 class SelectServiceRouter(RequestRouter):  # type: ignore[misc]
-    """Router of one deployment handle, in the process of the handle."""
+    """Router of a deployment handle, in the process of the handle."""
 
     def initialize_state(
         self,
@@ -124,7 +124,7 @@ class SelectServiceRouter(RequestRouter):  # type: ignore[misc]
         passed = self._end_former_lease(pending_request)
         candidates = {worker_id_of(r.replica_id.unique_id): r for r in candidate_replicas}
         allowed = [i for i, r in candidates.items() if r.replica_id not in passed]
-        # After all replicas were tried, any of them may be chosen again.
+        # After all replicas were tried, any replica may be chosen again.
         lease = await self._begin_lease(tokens, allowed or list(candidates), pending_request)
         if lease is None:
             return two_random_replicas(candidate_replicas)

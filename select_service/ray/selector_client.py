@@ -1,7 +1,7 @@
 """Client of one particular selector, for calls that must reach every selector.
 
 Calls are blocking and sent once: the choice of a selector, repeats and renewals belong to
-`select_service.client`, whose table of routes is used here.
+`select_service.client`; its table of routes is used here.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ A = TypeVar("A")
 
 
 class SingleSelector(BlockingRoutes):
-    """Routes of one selector. Failed and refused calls raise HttpError."""
+    """Routes of a selector. Failed and refused calls raise HttpError."""
 
     def __init__(self, url: str, credentials: Credentials = NO_CREDENTIALS) -> None:
         """Raises ValueError for an unreadable CA file."""

@@ -105,7 +105,7 @@ class OptionalComponents(NamedTuple):
 
 
 class ServiceComponents(NamedTuple):
-    """Components of one process: those handlers use, and those only start-up and shutdown use."""
+    """Components of a process: those handlers use, and those only start-up and shutdown use."""
 
     service: ServiceContext
     follower: CatalogFollower
@@ -116,7 +116,7 @@ class ServiceComponents(NamedTuple):
 
 
 class DecisionLogging(NamedTuple):
-    """Decision log: the source of its lines and the writer of its files."""
+    """Decision log: the source of lines and the writer of files."""
 
     decisions: "DecisionLogWriter"
     files: "DecisionLogFiles"
@@ -264,7 +264,7 @@ def _make_booking_limits(limits: SharedLimits, reservations: Reservations) -> Bo
 
 def _session_settings(config: Config) -> SessionSettings:
     ttl_s, mode = config["session_affinity_ttl_s"], config["session_affinity_mode"]
-    # A command line of Dynamo, with its rule and its flag, means Dynamo's sessions.
+    # A command line of Dynamo, with Dynamo's rule and flag, means Dynamo's sessions.
     is_dynamo = ttl_s is not None and config["policy"] == "reference"
     is_hard = mode == "hard" or (mode is None and is_dynamo)
     return SessionSettings(ttl_s, is_hard, epoch_s=time() - monotonic())

@@ -15,7 +15,7 @@ A frozen object in an unreachable cycle would never be freed.  Objects with a lo
 leave no cycles: requests, closed connections and deleted workers with their listeners are freed by
 reference counting alone (tests/process/test_garbage.py).  Existing cycles, such as those of a
 failed connection to an engine, are short-lived: collections find them, and a freeze, which needs
-a thousand new surviving objects, keeps only the cycles of its moment.
+a thousand new surviving objects, keeps only the cycles of that moment.
 """
 
 import gc

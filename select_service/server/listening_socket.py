@@ -101,13 +101,13 @@ def _detect_lost_clients(listener: socket.socket) -> None:
 
 
 def redirect_new_connections(listener: socket.socket) -> None:
-    """Direct new connections to another process that listens on the same address, if there is one.
+    """Direct new connections to another process that listens on the same address, if any.
 
-    The system distributes connections by a hash and drops unaccepted ones when a socket is closed,
-    so the next process must receive all connections before that.  Sockets of one address are
-    numbered in order of creation, and the last one takes the number of a closed one: number 0
-    belongs to the first process, number 1 to the next.  A number without a socket leaves the
-    choice to the hash.
+    The system distributes connections by a hash and drops unaccepted connections when a socket is
+    closed, so the next process must receive all connections before that.  Sockets of one address
+    are numbered in order of creation, and the last one takes the number of a closed one: number 0
+    belongs to the first process, number 1 to the next.  A number without a socket leaves the choice
+    to the hash.
     Source: reuseport_select_sock and reuseport_detach_sock in net/core/sock_reuseport.c of Linux.
     """
     # A classic BPF program of one instruction: "return 1" selects the socket of that number.

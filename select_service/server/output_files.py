@@ -25,7 +25,7 @@ from select_service.files.rotating_file import FILES_MAX, looks_like_lines, open
 
 
 class OutputFiles(NamedTuple):
-    """Files that a process writes for one setting.
+    """Files that a process writes for a setting.
 
     endings: suffixes of further files next to the configured one
     is_ours: function that returns whether such a file may be replaced or extended

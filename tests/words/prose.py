@@ -71,14 +71,14 @@ PARTICIPLES = frozenset(
 """Names that are no name for a function or a class."""
 
 CODE_LIMITS = {
-    "what": 30,
-    "who": 10,
-    "say": 20,
-    "stand": 5,
-    "pronoun": 230,
-    "fragments": 1.5,
-    "one_word": 45,
-    "participles": 3,
+    "what": 10,
+    "who": 3,
+    "say": 5,
+    "stand": 2,
+    "pronoun": 195,
+    "fragments": 0.5,
+    "one_word": 20,
+    "participles": 1,
     "repeated_classes": 0,
     "signatures": 3,
 }

@@ -57,7 +57,7 @@ class PlatformWorker:
 
 
 class _RunningRequest(NamedTuple):
-    """A sent request.  ended: set by its last token, or by the end of its engine"""
+    """A sent request.  ended: set by the last token, or by the end of the engine"""
 
     name: str
     worker: PlatformWorker

@@ -2,7 +2,7 @@
 
     python -m scripts.bench.quality --help
 
-Engines, virtual time and the routers of one selector come from `select_service.sim.engine`.
+Engines, virtual time and the routers of a selector come from `select_service.sim.engine`.
 
 generated_workloads, trace_workloads, knowledge_workloads   requests as chains of blocks
 situations                                 what selectors know of the caches

@@ -31,7 +31,7 @@ Shape: TypeAlias = Callable[[BlockNumbers, Generator], ReplaySession]
 
 
 class Rollouts(NamedTuple):
-    """Rollouts in groups, whose members begin with the same prompt.
+    """Rollouts in groups; the members of a group begin with the same prompt.
 
     rules, task:        blocks that all groups share, and blocks of a group
     output, result:     median tokens of an answer, and of the text behind
@@ -150,7 +150,7 @@ GROUPS: dict[str, Rollouts] = {
     "groups": Rollouts(32, (1, 4), 2, 14, 500, 250, 2.0),
     "siblings": Rollouts(12, (1, 1), 2, 14, 150, 250, 2.0, 1.0),
 }
-"""Workloads whose sessions come in groups."""
+"""Workloads with sessions in groups."""
 REQUESTS = 5_000
 """Requests of a run, longer than the lifetime of a session at capacity."""
 FLEET = (ENGINE,) * 8

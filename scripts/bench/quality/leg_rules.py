@@ -6,8 +6,8 @@ every rank; the lowest wins, ties are random.
 prefill first       Dynamo's cost for each leg: blocks to compute + active blocks, for the decode
                     leg active blocks alone
 llm-d N             the decode leg first, by prefix, use of the cache and queue with weights 3, 2
-                    and 2, read every 50 ms; it does both if it lacks less than N tokens, else the
-                    prefill leg is chosen in the same way
+                    and 2, read every 50 ms; this leg does both if less than N tokens are missing,
+                    else the prefill leg is chosen in the same way
 SMG                 prefill as SGLang's router does (`cache_aware`), decode: the less busy of two
 AIBrix              matched share and requests for the prefill leg, requests for the decode leg
 LMetric             (work left + own work) * (requests + 1) for the prefill leg, least requests for
@@ -136,7 +136,7 @@ class LegRouter(CorePairRouter):
 
 
 class SmgRouter(LegRouter):
-    """Router whose prefill leg follows its own history, and whose decode leg is one of two."""
+    """Router with its own history for prefill legs and the better of two random decode ranks."""
 
     def __init__(self, scene: CoreScene, pairs: PairFleet) -> None:
         super().__init__(scene, pairs, LegRule(least_requests, least_requests))

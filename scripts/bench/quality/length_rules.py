@@ -17,7 +17,7 @@ from select_service.sim.engine.replay_world import RankRequest
 
 LENGTH_USES = ("overlap", "backlog", "own")
 ENDED_MAX = 1000
-"""Ended answers over which the mean length forgets earlier ones."""
+"""Ended answers over which the mean length forgets earlier answers."""
 
 
 class LengthRouter(WorkRouter):

@@ -68,7 +68,7 @@ async def _is_alive(process: ServiceProcess) -> None:
 
 
 def run_over_http(key: RunKey, case: WorkloadCase, pace: float, results: Results) -> HttpRunResult:
-    """Make one run against a new service."""
+    """Make a run against a new service."""
     workload = case.workload(key.seed)
     world = PacedWorld(workload, case.fleet, pace)
     with running_service(key.chooser) as port, streams_of(case.fleet) as streams:

@@ -114,13 +114,13 @@ def make_cases(
 
 
 def run_cell(key: RunKey, case: WorkloadCase) -> RunOutcome:
-    """Make one run in virtual time.  Raises KeyError or ValueError for unknown choosers."""
+    """Make a run in virtual time.  Raises KeyError or ValueError for unknown choosers."""
     per_s = case.per_s or (CAPACITY | SESSION_CAPACITY)[key.workload]
     return run_at_rate(key, case, key.load * per_s)
 
 
 def run_at_rate(key: RunKey, case: WorkloadCase, per_s: float) -> RunOutcome:
-    """Make one run.  per_s: requests per second"""
+    """Make a run.  per_s: requests per second"""
     workload = case.workload(key.seed)
     world, chooser = make_world(key.chooser, workload, case.fleet, key.seed)
     record = world.run_open(chooser, per_s / workload.mean_session_length)

@@ -31,7 +31,7 @@ class StepOutcome(NamedTuple):
 
 
 def run_step(chooser: str, engines: int, rollouts: int, seed: int) -> StepOutcome:
-    """Return the result of one step."""
+    """Return the result of a step."""
     step = make_step(ROLLOUTS, rollouts, seed)
     world, router = make_world(chooser, step, (ENGINE,) * engines, seed)
     record = world.run_open(router, 1.0)

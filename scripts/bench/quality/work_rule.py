@@ -6,7 +6,7 @@ tokens; the lowest cost wins, ties are random:
     J = P_left + own * u + min(R / r_scale, r_max) * min(u, u_max) + per_request * R
         + decode * B * (A + N) + memory * max(0, B * (A + N) - full * tokens that the rank can hold)
         + share * u / (u + SHARE_HALF)   on ranks outside the selector's share, if there are peers
-        + copy * (u - least u of all)    on ranks whose cache is full
+        + copy * (u - least u of all)    on ranks with a full cache
     u       = max(1, isl - max(cached, B * leading run))
     R       = live requests of the rank;  A, N: as in `reference_kernels`
     P_left  = sum of u of its unfinished prefills, minus the finished part of the oldest:

@@ -92,7 +92,7 @@ def _goals_of(found: BenchmarkRun, table: ResultTable, row: ResultRow) -> Iterat
 
 
 def is_before(name: str) -> bool:
-    """Return whether a service is an earlier commit of this one."""
+    """Return whether a service is an earlier commit of this service."""
     return name.startswith(BEFORE)
 
 

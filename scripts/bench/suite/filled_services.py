@@ -49,7 +49,7 @@ class FilledService:
 
 
 class PartServices:
-    """Services of one part, all with a fleet of the same size."""
+    """Services of a part, all with a fleet of the same size."""
 
     def __init__(self, workers: int, sites: Sequence[FilledService]) -> None:
         self.workers, self.sites = workers, sites

@@ -24,7 +24,7 @@ SELECT_GOALS = {(8, 8): 2.0, (8, 512): 5.0, (8, 4096): 7.0, (256, 8): 4.5}
 """Least ratio by (workers, hashes)."""
 TOKEN_GOALS = {2048: 4.0, 32_768: 6.0}
 TOKEN_BYTES_MAX = 8 << 20
-"""Limit of all bodies of one row, in bytes."""
+"""Limit of all bodies of a row, in bytes."""
 LIFE_GOALS = {(8, 64): 1.0, (256, 64): 3.5}
 LIFE_CONNECTIONS = 8
 LIFE_AHEAD = 64

@@ -41,7 +41,7 @@ class ResultSample(NamedTuple):
 
 
 class ResultTable:
-    """Results of a part, or of one heading of a part."""
+    """Results of a part, or of a heading of a part."""
 
     def __init__(
         self,

@@ -55,7 +55,7 @@ class ChangeApplier:
         return goes_on
 
     def _advance_action(self) -> bool:
-        """Advance the current action, or begin the next one; return whether work is left."""
+        """Advance the current action, or begin the next; return whether work is left."""
         for _ in self._work:
             return True
         action = self._following.next_action(self._now, EXAMINED_WORKERS_MAX)

@@ -1,6 +1,6 @@
 """Prober that turns the engines found by a source into worker registrations.
 
-Each engine is queried when it is found, when another engine may have taken over its address, and
+Each engine is queried when found, when another engine may have taken over the address, and
 periodically.  An engine without an answer so far is withheld: it is not registered, and an existing
 worker with its id stays unchanged.
 """
@@ -25,7 +25,7 @@ CONCURRENT_QUERIES_MAX = 32
 RETRY_S, RETRY_S_MAX = 2.0, 60.0
 """First and longest delay after a failure, in seconds; the delay doubles each time."""
 REFRESH_S = 300.0
-"""Interval between a successful query and the next one, in seconds."""
+"""Interval between a successful query and the next, in seconds."""
 GATHER_S = 0.1
 """Period within which results are merged into one catalog change, in seconds."""
 NEEDED_FIELDS = ("model_name", "block_size")

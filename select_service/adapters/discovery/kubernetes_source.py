@@ -26,7 +26,7 @@ from select_service.net.kubernetes_session import KubernetesError
 PAGE_OBJECTS = 25
 """Number of objects per list page; decoding one object takes 1 to 2 ms."""
 EVENTS_AT_ONCE = 16
-"""Number of watch events processed in one step."""
+"""Number of watch events processed in a step."""
 WATCH_S = 300
 """Duration after which the API server ends a watch, in seconds; another watch follows."""
 SILENCE_S = 330.0

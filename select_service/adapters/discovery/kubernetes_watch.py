@@ -21,9 +21,9 @@ from select_service.net.kubernetes_config import (
 from select_service.net.kubernetes_session import KubernetesError, KubernetesSession
 
 LIST_BYTES_MAX = 16 << 20
-"""Size limit of one list page."""
+"""Size limit of a list page."""
 LINE_BYTES_MAX = 4 << 20
-"""Size limit of one watch event."""
+"""Size limit of a watch event."""
 CHUNK_BYTES = 1 << 14
 """Number of watch bytes split into lines at once."""
 STATUS_BYTES_MAX = 4096
@@ -33,7 +33,7 @@ ANSWER_S = 20.0
 
 
 class KubernetesWatchClient:
-    """Client of one API server.  Belongs to one event loop.
+    """Client of one API server.  Belongs to an event loop.
 
     After an error, token, CA and kubeconfig are loaded again.
     """
@@ -111,7 +111,7 @@ class KubernetesWatchClient:
             raise
 
     async def close(self) -> None:
-        """Close the client; the next call opens a new one."""
+        """Close the client; the next call opens a new client."""
         await self._session.close()
 
 

@@ -18,7 +18,7 @@ from select_service.net.http_client.http_error import HttpError
 DOCUMENT_BYTES_MAX = 1 << 20
 METRICS_BYTES_MAX = 4 << 20
 TIMEOUT_S = 20.0
-"""Time limit of one document, in seconds: vLLM inspects its machine before its first
+"""Time limit of a document, in seconds: vLLM inspects its machine before its first
 configuration.
 """
 

@@ -15,7 +15,7 @@ log = logging.getLogger("select_service.discovery")
 
 @dataclass(slots=True)
 class SourceStatus:
-    """Read status of one source and the target of its results.
+    """Read status of a source and the target of its results.
 
     place: description of the source, for people
     offer: function that receives the workers found

@@ -1,4 +1,4 @@
-"""Check of a rank's event stream: requests its newest batches again and inspects them.
+"""Check of a rank's event stream: requests the newest batches again for inspection.
 
 The check reads the clock and the blocks of the batches and looks the blocks up in the index by
 their tokens.  All functions run on a thread that may block.
@@ -109,7 +109,7 @@ def _stored_heads(payloads: Iterator[bytes]) -> tuple[list[BlockStored], set[int
             elif event.block_size:
                 sizes.add(event.block_size)
                 if event.parent is None and len(event.block_hashes):
-                    # Only blocks without a parent: a chain whose start is unknown cannot be hashed
+                    # Only blocks without a parent: a chain with an unknown start cannot be hashed
                     # here.  Events of lower tiers may leave the keys of a head out.
                     name = int(event.block_hashes[0])
                     if name not in heads or tier_of_medium(event.medium) is Tier.GPU:

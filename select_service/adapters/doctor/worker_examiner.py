@@ -1,4 +1,4 @@
-"""Examination of one worker: its HTTP endpoint, its event streams and an optional probe."""
+"""Examination of a worker: HTTP endpoint, event streams and an optional probe."""
 
 import asyncio
 from collections.abc import Callable

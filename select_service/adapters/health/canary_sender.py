@@ -87,7 +87,7 @@ class CanarySender:
         *,
         timeout_s: float,
     ) -> None:
-        """timeout_s: time limit of one response, from name resolution to the last byte, seconds"""
+        """timeout_s: time limit of a response, from name resolution to the last byte, seconds"""
         self._owner = owner
         self._targets = places
         self._client = client

@@ -1,4 +1,4 @@
-"""Measurement of the contention between canaries of one endpoint.
+"""Measurement of the contention between canaries of an endpoint.
 
 Ranks behind one endpoint can share a processor: concurrent canaries slow each other down, which
 must not count against the engine.
@@ -10,7 +10,7 @@ from time import monotonic
 
 
 class ContentionSpan:
-    """Context of one canary request.
+    """Context of a canary request.
 
     waited_s: seconds lost to other canaries, assuming equal shares of the endpoint
     """
@@ -32,7 +32,7 @@ class ContentionSpan:
 
 @dataclass(slots=True)
 class _EndpointContention:
-    """Running canaries of one endpoint.
+    """Running canaries of an endpoint.
 
     changed_at: time of the last start or end of a canary
     """

@@ -37,7 +37,7 @@ class RankStateLog:
         self._before = dict.fromkeys(_COUNTER_TEXTS, 0)
         self._episodes = LogThrottle()
         self._lines = 0
-        """Number of effects in this second, including suppressed ones."""
+        """Number of effects in this second, also of suppressed effects."""
 
     def on_effect(self, effect: HealthEffect, now: float) -> None:
         """Log an effect."""

@@ -64,8 +64,8 @@ class AuditLogFiles:
         happened.
         has_begun: True when a begin line was written before; such a line is never summarised
         """
-        # A begin line without its end would look like an action that never finished, so it bypasses
-        # the budget.
+        # A begin line without an end would look like an action that never finished, so the end
+        # bypasses the budget.
         if has_begun or self._budget.admit_line(line, monotonic()):
             await self._write_on_thread([line])
 

@@ -97,7 +97,7 @@ class DecisionLogFiles:
                 break
 
     def _take_queued(self) -> list[LogLine | None]:
-        """Return all queued lines, waiting for the first one."""
+        """Return all queued lines, waiting for the first."""
         # Blocks for the first line only: everything queued behind it shares one flush.
         lines = [self._lines.get()]
         try:

@@ -1,4 +1,4 @@
-"""Log lines for ranks whose KV event endpoint is unreachable, and for their recovery.
+"""Log lines for ranks with an unreachable KV event endpoint, and for their recovery.
 
 A rank without an event connection still receives requests; only its cache content is unknown.
 Requests do not fail, so the log is where an operator finds a wrong port.

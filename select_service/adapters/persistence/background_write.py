@@ -10,7 +10,7 @@ LAST_WRITE_S_MAX = 2.0
 
 
 class BackgroundWrite:
-    """Running write of one file.  Belongs to one event loop."""
+    """Running write of a file.  Belongs to one event loop."""
 
     def __init__(self, path: Path, log: logging.Logger, late_message: str) -> None:
         """late_message: text of the log line when the file system does not answer"""

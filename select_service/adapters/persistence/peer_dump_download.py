@@ -20,8 +20,8 @@ from select_service.net.http_client.connection_pool import HttpResponse
 from select_service.net.http_client.http_error import HttpError
 
 ANSWER_S_MAX = 30.0
-"""Time limit for the response head, in seconds: Dynamo writes a large dump before it sends any of
-it.
+"""Time limit for the response head, in seconds: Dynamo writes a large dump to the end before
+sending the first byte.
 """
 SILENCE_S_MAX = 5.0
 """Maximum pause between bytes of the body, in seconds."""

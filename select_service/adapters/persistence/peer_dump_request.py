@@ -16,12 +16,12 @@ log = logging.getLogger("select_service.recovery")
 
 
 def backoff_s(failures: int) -> float:
-    """Return the delay in seconds after a failure that follows `failures` earlier ones."""
+    """Return the delay in seconds after a failure that follows `failures` failures."""
     return min(BACKOFF_S * 2.0 ** min(failures, 10), BACKOFF_S_MAX)
 
 
 class PeerDumpRequest:
-    """Download of one peer's dump with retries; `answer` is set after a success."""
+    """Download of a peer's dump with retries; `answer` is set after a success."""
 
     def __init__(self, url: str, limits: LoadLimits, http: HttpClient) -> None:
         self.url = url

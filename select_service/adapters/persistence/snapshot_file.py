@@ -1,6 +1,6 @@
 """Snapshot file: the compact dump of the index, replaced atomically.
 
-A new snapshot is written to a temporary file, synced and renamed over the old one, so neither a
+A new snapshot is written to a temporary file, synced and renamed over the old file, so neither a
 crash of the process nor of the machine leaves half a file.  An unusable file is moved aside to
 `<file>.refused`, or `.refused.2` and so on if such files exist, so that the next snapshot does not
 destroy content that another version may still read.  A file that is not a snapshot is neither moved
@@ -94,9 +94,7 @@ def _log_snapshot_read(path: Path, reading: RecoveryProgress) -> None:
 
 
 def move_unusable_aside(path: Path, error: Exception) -> None:
-    """Move aside a file that could not be read or whose blocks were not distributed, if it
-    exists.
-    """
+    """Move aside a file that could not be read or distributed, if it exists."""
     if not path.exists():
         return
     is_expected = isinstance(error, DumpError | OSError)
@@ -140,7 +138,7 @@ class SnapshotFile:
                 await self.write_snapshot(selector.inspection.index_dumps())
 
     async def write_snapshot(self, parts: Iterable[DumpPart]) -> None:
-        """Write one snapshot; a failure is counted and logged."""
+        """Write a snapshot; a failure is counted and logged."""
         await self._write_on_thread(parts, lambda: self._is_ending, -1)
 
     async def write_last(self, parts: Iterable[DumpPart]) -> None:

@@ -62,7 +62,7 @@ class FollowedFiles:
             if is_first or marks != last or self._read_requested.is_set():
                 last, is_first = marks, False
                 # Cleared before the read: a SIGHUP that arrives during the read triggers another
-                # one.
+                # read.
                 self._read_requested.clear()
                 yield
             self._last_check_at = monotonic()
@@ -114,4 +114,4 @@ class FileWatch(ABC):
 
     @abstractmethod
     async def _reload_files(self) -> None:
-        """Load the files and apply their content; keep the previous content if they are invalid."""
+        """Load the files and apply the content; keep the previous content if a file is invalid."""

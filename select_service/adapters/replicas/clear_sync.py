@@ -41,7 +41,7 @@ class ClearSync:
             peer.dropped[reason] += 1
 
     def run_turn(self, now: float) -> None:
-        """Apply some clears of peers, and publish the own ones if they are due."""
+        """Apply some clears of peers, and publish due clears of this replica."""
         if n := self._caches.run_turn(now):
             log.info("caches cleared by replicas", extra={"fields": {"clears": n}})
         payload = self._caches.make_message(now)

@@ -1,4 +1,4 @@
-"""ZMQ SUB socket of one peer, read on the event loop.
+"""ZMQ SUB socket of a peer, read on the event loop.
 
 Each peer has its own socket, so that its messages and losses are counted separately.  This module
 does not interpret messages; reading continues whatever arrives.
@@ -35,7 +35,7 @@ is full.
 DRAIN_MESSAGES_MAX = 64
 DRAIN_BYTES_MAX = 256 * 1024
 DRAIN_S_MAX = 0.002
-"""Limits of the messages read from one peer per iteration; the last message may exceed them."""
+"""Limits of the messages read from a peer per iteration; the last message may exceed them."""
 FAILED_PAUSE_S = 0.1
 """Delay before a failed read is repeated, in seconds."""
 
@@ -48,7 +48,7 @@ _RCVMORE = int(zmq.RCVMORE)
 
 
 class ReplicaSubscriber:
-    """Subscription to one peer.
+    """Subscription to a peer.
 
     frames: number of messages
     dropped: number of malformed messages, by reason
@@ -200,7 +200,7 @@ class ReplicaSubscriber:
         return True
 
     def _read_message(self, socket: Socket) -> int:
-        """Read one message; return the size of its payload in bytes."""
+        """Read a message; return the size of its payload in bytes."""
         self.frames += 1
         topic = socket.recv(_NOBLOCK)
         if not socket.getsockopt(_RCVMORE):

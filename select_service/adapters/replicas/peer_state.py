@@ -1,4 +1,4 @@
-"""State of one replica peer, and its presentation in the status."""
+"""State of a replica peer, and its presentation in the status."""
 
 import asyncio
 from collections import Counter

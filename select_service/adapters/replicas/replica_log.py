@@ -20,7 +20,7 @@ log = logging.getLogger("select_service.replicas")
 
 
 class ReplicaPeerLog:
-    """Log of one peer; its methods take the current state and may be called at any rate."""
+    """Log of a peer; its methods take the current state and may be called at any rate."""
 
     def __init__(self, endpoint: str, now: float) -> None:
         self._endpoint = endpoint

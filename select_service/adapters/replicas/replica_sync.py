@@ -1,4 +1,4 @@
-"""Replica synchronisation of one process: its publisher, its peers and their state.
+"""Replica synchronisation of one process: the publisher, the peers and their state.
 
 Passes peer messages to the core, sends prefill progress, publishes a digest every second and runs
 the repairs that the core requests.  Everything runs on the event loop.

@@ -92,7 +92,7 @@ class SessionSync:
         locate_list: Callable[[ReplicaPeerState], PeerListLocation],
         http: HttpClient | None,
     ) -> None:
-        """Start the next repair from a peer if one is due; raise the exception of the last one."""
+        """Start a due repair from a peer; raise the exception of the last repair."""
         if peer.session_task is not None and peer.session_task.done():
             task, peer.session_task = peer.session_task, None
             with suppress(asyncio.CancelledError):

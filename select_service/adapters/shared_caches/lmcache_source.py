@@ -76,7 +76,7 @@ class LMCacheSource:
             raise UnusableAnswer(f"{len(found)} engines in an answer (limit {ENGINES_MAX})")
         shared, own = 0, dict[str, int]()
         for engine, (storage, tokens) in found.items():
-            # An overcount would credit tokens that nobody holds.
+            # An overcount would credit tokens that the cache does not hold.
             if tokens > n_tokens:
                 raise UnusableAnswer(f"{tokens} tokens of {n_tokens} requested")
             is_local = storage.startswith(LOCAL)

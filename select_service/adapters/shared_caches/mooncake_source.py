@@ -19,7 +19,7 @@ from select_service.core.shared_caches.page_keys import KeyLayout, hash_pages
 from select_service.core.shared_caches.prefix_memory import PrefixMemory
 
 KEYS_BYTES_MAX = 7680
-"""Length of the keys of one request: its line has to fit into the usual limit of 8 KiB."""
+"""Length of the keys of a request: its line has to fit into the usual limit of 8 KiB."""
 REQUEST_S_MAX = 1.0
 
 

@@ -26,9 +26,9 @@ from select_service.schemas.prompts import PromptFields
 from select_service.schemas.shared_caches import CacheKind, SharedOutcome
 
 LOOKUPS_MAX = 32
-"""Maximum number of look-ups of a model that run at once; further ones are not begun."""
+"""Maximum number of look-ups of a model that run at once; further look-ups are not begun."""
 LOOKUP_S_MAX = 2.0
-"""Time limit of a look-up, also after its request went on without it, s."""
+"""Time limit of a look-up, also after the request went on without a result, s."""
 TOKENS_MAX = 32_768
 """Leading tokens of a prompt that are looked up; more would hold the event loop too long."""
 ERROR_CHARS_MAX = 200
@@ -39,7 +39,7 @@ log = logging.getLogger("select_service.shared_caches")
 
 
 class ModelCache:
-    """Shared cache of one model."""
+    """Shared cache of a model."""
 
     def __init__(
         self,

@@ -52,7 +52,7 @@ class SamplingChances(NamedTuple):
 
 
 class Tracer:
-    """Tracer of one process."""
+    """Tracer of a process."""
 
     def __init__(self, version: str) -> None:
         """Set up the SDK.  Raises ConfigError for invalid OTEL_* variables."""

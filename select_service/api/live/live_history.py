@@ -1,7 +1,7 @@
 """Recent history for the charts of the fleet page, so that a newly opened page is not empty.
 
-Every two seconds a few numbers of each partition are sampled: increments of its decision totals,
-and its current live and waiting requests.  Sampling takes about 10 us per partition and at most
+Every two seconds a few numbers of each partition are sampled: increments of decision totals, and
+current live and waiting requests.  Sampling takes about 10 us per partition and at most
 HISTORY_BYTES_MAX of memory, regardless of the number of viewers.
 """
 
@@ -81,7 +81,7 @@ class LiveHistory:
         return found | {name: total[:, i].tolist() for i, name in enumerate(HISTORY_COLUMNS)}
 
     def _take_sample(self, now: float) -> Iterator[None]:
-        """Take one sample, yielding after every PARTITIONS_PER_STEP; visible only once complete."""
+        """Take a sample, yielding after every PARTITIONS_PER_STEP; visible only once complete."""
         number, partitions = self._n_samples, self._partitions
         at = number % SAMPLES_MAX
         # The ring reuses the entries of the oldest sample: clear them, since rows are summed up
@@ -103,7 +103,7 @@ class LiveHistory:
             del self._rows[key], self._seen_at[key]
 
     def _note_partition(self, key: PartitionKey, partition: Partition, number: int) -> None:
-        """Write the numbers of one partition into the sample."""
+        """Write the numbers of a partition into the sample."""
         row = self._rows.get(key)
         if row is None and len(self._rows) < PARTITIONS_MAX:
             row = self._rows[key] = _no_samples()

@@ -227,7 +227,7 @@ def _response_of(answer: ResponseSpec, described: Mapping[str, Json]) -> Json:
 
 
 def _error_response(route: RouteSpec, status: int, refusals: Iterable[type[SelectError]]) -> Json:
-    """Return the response of one status with the codes of all its errors."""
+    """Return the response of a status with the codes of all its errors."""
     codes = {refusal.code: _first_sentence(refusal) for refusal in refusals}
     # An empty id makes the path match no route at all.
     if status == 404 and route.in_path is not None:

@@ -15,7 +15,7 @@ from select_service.schemas.policies import PolicyRule
 
 
 class SettingView(Struct, kw_only=True):
-    """Value of one setting and its origin."""
+    """Value of a setting and its origin."""
 
     value: Any
     """Effective value, in the type of the setting; null: not set."""
@@ -76,7 +76,7 @@ class DumpData(Struct, kw_only=True):
 
 
 class DumpEventBody(Struct, kw_only=True):
-    """Store event of one rank."""
+    """Store event of a rank."""
 
     event_id: U64
     """Number of the event in the dump, from 0."""
@@ -87,7 +87,7 @@ class DumpEventBody(Struct, kw_only=True):
 
 
 class DumpEvent(Struct, kw_only=True):
-    """Run of blocks held by one rank in one tier."""
+    """Run of blocks held by a rank in a tier."""
 
     worker_id: U64
     """Id of the worker."""
@@ -100,7 +100,7 @@ class DumpEvent(Struct, kw_only=True):
 
 
 class PartitionDumpView(Struct, kw_only=True):
-    """Index of one partition, with parents before their children."""
+    """Index of a partition, with parents before their children."""
 
     block_size: U32
     """Tokens in a block."""

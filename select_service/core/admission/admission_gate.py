@@ -5,7 +5,7 @@
 3. With queueing on, a request waits until a candidate has room for its policy class.
 
 A passed request is placed and booked at once by `DecisionMaker`, on ranks that passed 2 and 3.  A
-waiting request is a `WaitingTicket`, settled by `serve_waiting`, by its deadline, by the end of its
+waiting request is a `WaitingTicket`, settled by `serve_waiting`, by its deadline, by the end of the
 partition, or by `remove_disconnected` after a disconnect.
 
 Freed capacity is recorded in `DirtyPartitions`, and the owner of the event loop then calls
@@ -384,7 +384,7 @@ class AdmissionGate:
             ticket.settle(error)
 
     def _serve_partition(self, key: PartitionKey, now: float, budget: TurnBudget) -> None:
-        """Serve requests of one partition, as far as the budget of the turn allows.
+        """Serve requests of a partition, as far as the budget of the turn allows.
 
         Searching many lanes uses up budget as well.
         """

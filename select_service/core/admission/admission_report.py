@@ -13,7 +13,7 @@ from select_service.core.workers.engine_load import EngineReading
 from select_service.schemas.admission import BusyThresholdView
 
 RANKS_PER_STEP = 256
-"""Ranks with engine readings handled in one step of the event loop."""
+"""Ranks with engine readings handled in a step of the event loop."""
 
 
 class AdmissionReport(NamedTuple):
@@ -71,7 +71,7 @@ def admission_report(
 def _fresh_readings(
     gate: AdmissionGate, partitions: Mapping[PartitionKey, Partition], now: float
 ) -> Generator[None, None, tuple[dict[tuple[PartitionKey, Rank], EngineReading], int]]:
-    """Return the fresh readings, and the number of stale ones."""
+    """Return the fresh readings, and the number of stale readings."""
     engines = gate.busy_check.engines
     fresh, stale = {}, 0
     for key, partition in list(partitions.items()) if engines else ():

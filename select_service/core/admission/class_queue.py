@@ -1,8 +1,8 @@
-"""Queue of one policy class: flows, lanes and tickets.
+"""Queue of a policy class: flows, lanes and tickets.
 
-Requests with one fairness_id are a *flow*, the others together one more.  Flows whose first
-requests have the same strict_priority share the room by start-time fair queueing, in proportion to
-their weights; a request costs its uncached tokens.
+Requests with one fairness_id are a *flow*, the others together one more.  Flows with the same
+strict_priority of their first requests share the room by start-time fair queueing, in proportion to
+weights; a request costs its uncached tokens.
 
 Requests of a flow with equal constraints share a *lane*: all of these can run on the same ranks.
 The head of a flow is its first request, in order, among lanes having a rank with room.  A request
@@ -34,12 +34,12 @@ from select_service.core.admission.waiting_ticket import (
 )
 
 LANES_MAX = 1024
-"""Maximum number of different flows and constraints among the waiting requests of one class."""
+"""Maximum number of different flows and constraints among the waiting requests of a class."""
 
 
 @dataclass(slots=True)
 class FlowQueue:
-    """Waiting requests of one flow.
+    """Waiting requests of a flow.
 
     number: its number in the class
     cost: uncached tokens, at least 1 per request
@@ -63,7 +63,7 @@ class FlowQueue:
 
 
 class ClassQueue:
-    """Queue of one policy class."""
+    """Queue of a policy class."""
 
     def __init__(self, rules: PolicyClass, ages: LaneAges) -> None:
         """Start empty.  ages: lanes of all classes of the partition"""

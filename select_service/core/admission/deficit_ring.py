@@ -1,8 +1,8 @@
 """Deficit round robin: members take turns in proportion to their quanta.
 
-In each round a member with a request to serve, its head, gets its quantum of credit, and pays the
-cost of a head from it.  Members without a head get no credit.  Rounds in which no member could pay
-are counted, not walked, so a choice costs O(members).
+In each round a member with a request to serve, its head, gets a quantum of credit to pay the cost
+of a head.  Members without a head get no credit.  Rounds in which no member could pay are counted,
+not walked, so a choice costs O(members).
 
 Source: Shreedhar and Varghese, "Efficient Fair Queuing Using Deficit Round-Robin".
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 
 class DeficitRing:
-    """Ring of numbered members with their credit; the first member has its turn."""
+    """Ring of numbered members with credit; it is the first member's turn."""
 
     def __init__(self, members: Iterable[int]) -> None:
         self._credit: OrderedDict[int, int] = OrderedDict.fromkeys(members, 0)
@@ -27,7 +27,7 @@ class DeficitRing:
         """Turn the ring to the next member that can pay, and return it.
 
         Repeated without a payment, the choice among equal costs is the same.
-        costs: cost of the head of each member with one, at least one
+        costs: cost of the head of each member with a head, at least one
         """
         if not self._turn_to_payer(costs, quantum_of):
             self._skip_rounds(costs, quantum_of)
@@ -38,7 +38,7 @@ class DeficitRing:
         return chosen
 
     def charge_first(self, cost: int) -> None:
-        """Subtract a cost from the chosen member, which keeps its turn while it can pay."""
+        """Subtract a cost from the chosen member, which keeps its turn while able to pay."""
         self._credit[next(iter(self._credit))] -= cost
 
     def repay_member(self, member: int, cost: int) -> None:
@@ -51,7 +51,7 @@ class DeficitRing:
         self._is_credited = False
 
     def _turn_to_payer(self, costs: Mapping[int, int], quantum_of: Callable[[int], int]) -> bool:
-        """Turn to the first member that can pay with the credit of one round, if there is one."""
+        """Turn to the first member that can pay with the credit of a round, if any."""
         passed = 0
         for member, credit in self._credit.items():
             cost = costs.get(member)

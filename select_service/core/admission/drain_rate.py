@@ -23,7 +23,7 @@ speed.
 
 
 class DrainRate:
-    """Prefill tokens and blocks drained per second from one partition."""
+    """Prefill tokens and blocks drained per second from a partition."""
 
     __slots__ = ("_at", "_seen", "blocks_per_s", "tokens_per_s")
 

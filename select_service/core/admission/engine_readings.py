@@ -12,7 +12,7 @@ from select_service.core.workers.engine_load import EngineReading, EngineTarget
 from select_service.core.workers.worker_catalog import RegisteredWorker
 
 STALE_PER_TURN_MAX = 512
-"""Readings expired in one turn of the event loop."""
+"""Readings expired in a turn of the event loop."""
 
 
 class EngineReadings:

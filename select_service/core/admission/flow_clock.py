@@ -25,7 +25,7 @@ BURST_TOKENS = 4096
 REBASE_AT = 2.0**40
 """Virtual time that becomes 0, so that no length is lost in rounding."""
 DEBTORS_MAX = 1024
-"""Flows without waiting requests whose last one ends above the floor; the oldest are forgotten."""
+"""Number of idle flows with an end above the floor; the oldest are forgotten."""
 FLOWS_AT_FIRST = 8
 
 
@@ -35,7 +35,7 @@ def compute_burst(table: RankTable) -> float:
 
 
 class FlowClock:
-    """Virtual time of the flows of one class; a flow with waiting requests has a number."""
+    """Virtual time of the flows of a class; a flow with waiting requests has a number."""
 
     def __init__(self) -> None:
         self._now = 0.0

@@ -47,9 +47,9 @@ def _is_before(rows, one, other):
 
 @compiled("int64(int64, int64[::1], int64, int64[::1], int64[::1], int64[::1])")
 def find_heads(n_lanes, rows, width, free, free_pinned, heads):
-    """Write the row of the head of each flow, -1 without one; return the number of heads.
+    """Write the row of the head of each flow, -1 without a head; return the number of heads.
 
-    Only flows whose heads have the highest strict_priority have one.
+    Only flows with the highest strict_priority of all first requests have a head.
 
     n_lanes: rows of the table in use
     width: words of candidates per leg, see lane_layout
@@ -109,7 +109,7 @@ def collect_candidates(n_lanes, rows, width, out):
 
 @compiled()
 def _contains(rows, first, width, slots):
-    """Return whether a leg of a lane has every one of some slots.
+    """Return whether a leg of a lane has all of some slots.
 
     first: index of the first word of its candidates
     """
@@ -160,7 +160,7 @@ def _start_of(flow, starts, had_head, floor):
 
 @compiled("int64(int64[::1], int64, int64[::1], float64[::1], boolean[::1], float64)")
 def choose_flow(rows, stride, heads, starts, had_head, floor):
-    """Return the flow whose head starts first, of equal ones the one with the first head.
+    """Return the flow with the earliest start of a head; of equal flows, that of the first head.
 
     heads: see `find_heads`
     starts: virtual time of each flow's next request

@@ -45,7 +45,7 @@ class TableVersion(NamedTuple):
 
 
 class LaneRoom(NamedTuple):
-    """Slots with room for a class: for requests in general, and for pinned ones."""
+    """Slots with room for a class: for requests in general, and for pinned requests."""
 
     free: SlotBits
     free_pinned: SlotBits
@@ -53,7 +53,7 @@ class LaneRoom(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class LaneTickets:
-    """Tickets of one lane, in order.
+    """Tickets of a lane, in order.
 
     row:      row in the table of its class
     cost:     uncached tokens, at least 1 per request
@@ -79,7 +79,7 @@ class LaneTickets:
 class LaneAges:
     """Lanes of a partition, the lane with the oldest candidates first.
 
-    As the ranks change over time only, the lanes with current candidates are the last ones.
+    As the ranks change over time only, the lanes with current candidates are the last.
     """
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class LaneTable:
         return BITS + LEGS * self.width
 
     def add_lane(self, lane: LaneTickets, bits: LaneBits) -> None:
-        """Add a lane, whose tickets are stored next."""
+        """Add a lane; its tickets are stored next."""
         lane.row = len(self.lanes)
         self.lanes.append(lane)
         if len(self.lanes) * self._stride > len(self._rows):
@@ -156,7 +156,7 @@ class LaneTable:
         if n_words > self.width:
             self._widen(n_words)
         first = lane.row * self._stride + BITS
-        # A lane without legs is stored like two equal ones, so that kernels know one kind of lane.
+        # A lane without legs is stored like two equal legs, so that kernels know one kind of lane.
         for leg in range(LEGS):
             words = self._rows[first + leg * self.width :][: self.width]
             words[:n_words] = bits[leg % len(bits)]
@@ -188,7 +188,7 @@ class LaneTable:
         had_head: NDArray[np.bool_],
         floor: float,
     ) -> int:
-        """Return the flow whose head is next."""
+        """Return the flow of the next head."""
         return int(
             lane_kernels.choose_flow(self._rows, self._stride, heads, starts, had_head, floor)
         )
@@ -204,7 +204,7 @@ class LaneTable:
     def find_rivals(
         self, legs: tuple[SlotBits, SlotBits], used: SlotBits, lanes_max: int
     ) -> list[tuple[LaneTickets, bool]]:
-        """Return lanes with room whenever a request has room, and whether they have its slots only.
+        """Return lanes with room whenever a request has room, and whether only on its slots.
 
         legs: slots of the request for each leg; those of its only leg twice
         used: at least as wide as the table; gets the slots of these lanes added

@@ -14,7 +14,7 @@ unpredictable.
 
 
 class LoadShedRule(NamedTuple):
-    """Load-shedding rule of one model.
+    """Load-shedding rule of a model.
 
     shed_from:     highest shed tier, 0 for the highest of all; None means no tier
     refuses_all:       whether new and waiting requests are refused

@@ -49,7 +49,7 @@ class AdmissionCounters:
     other_outcomes:     every other outcome
     shed_tiers: requests refused because of their tier, by tier
     waits:      waiting times of served requests, by policy class
-    missed_deadlines: requests whose deadline could not be met, by policy class
+    missed_deadlines: requests that could not meet their deadline, by policy class
     should_count:      whether to count refusals of a partition: clients may invent partition names
     """
 

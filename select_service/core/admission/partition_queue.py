@@ -1,4 +1,4 @@
-"""Waiting requests of one partition, and the order of service.
+"""Waiting requests of a partition, and the order of service.
 
 A request waits in the queue of its policy class.  A deficit round robin divides the room between
 classes: a class gets `quantum` tokens of credit in each round, and a request costs its uncached
@@ -32,16 +32,16 @@ PARTITION_LANES_MAX = 4096
 """Maximum number of different flows and constraints among the waiting requests of all classes."""
 
 REFRESHED_PER_TURN_MAX = 64
-"""Lanes recomputed in one turn, after a change of ranks."""
+"""Lanes recomputed in a turn, after a change of ranks."""
 REBOUND_PER_TURN_MAX = 512
-"""Requests rebound in one turn, after a replacement of all workers."""
+"""Requests rebound in a turn, after a replacement of all workers."""
 
 LANE_WORK, CLASS_WORK = 4, 2048
 """Cost of searching a lane, besides its words of candidates, and of the room of a class."""
 
 
 class PartitionQueue:
-    """Queues of one partition, which exist only while requests wait."""
+    """Queues of a partition, which exist only while requests wait."""
 
     def __init__(self, classes: Sequence[PolicyClass]) -> None:
         self._ages = LaneAges()
@@ -115,7 +115,7 @@ class PartitionQueue:
         """Raise PolicyClassFull when a request exceeds a limit of its class or the queue's."""
         queue = self.queue_of(ticket)
         queue.check_room(ticket, n_workers)
-        # A class leaves as much free as it uses itself, like a flow in its class.
+        # A class leaves as much free as it uses itself, like a flow in a class.
         lanes = self.n_lanes + len(queue.table)
         if lanes >= PARTITION_LANES_MAX and ticket.lane not in queue.flow_of(ticket).lanes:
             raise class_full_error(
@@ -160,7 +160,7 @@ class PartitionQueue:
         return taken
 
     def rebind_some(self, partition: Partition, budget: TurnBudget) -> bool:
-        """Bind requests to the partition made anew, up to the limit of one turn.
+        """Bind requests to the partition made anew, up to the limit of a turn.
 
         Returns whether more remain; each of these is bound when its turn comes.
         """
@@ -184,7 +184,7 @@ class PartitionQueue:
         candidates: Callable[[SelectRequest, PairChooser | None], LaneBits],
         budget: TurnBudget,
     ) -> tuple[list[tuple[WaitingTicket, SelectError]], bool]:
-        """Recompute the candidates of lanes, up to the limit of one turn.
+        """Recompute the candidates of lanes, up to the limit of a turn.
 
         table:      version of the ranks, different for another partition
         candidates: returns the bits of a request's candidates, raises SelectError without any

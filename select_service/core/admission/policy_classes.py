@@ -40,7 +40,7 @@ class PolicyError(ValueError):
 
 
 class PolicyClass(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Policy class: the rules of one queue.
+    """Policy class: the rules of a queue.
 
     quantum: tokens of credit per round of the deficit round robin
     prefill_busy_threshold, ..._frac: a rank is busy for this class when its active prefill tokens
@@ -97,7 +97,7 @@ class PolicyFile(PolicyDocument, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class PolicyClassProfile:
-    """Validated classes of one model, with the mapping from requests to classes."""
+    """Validated classes of a model, with the mapping from requests to classes."""
 
     def __init__(self, document: PolicyDocument) -> None:
         """Validate a document.

@@ -1,7 +1,7 @@
 """Priority tiers and the shed tier.
 
 Tiers are ordered from the highest to the lowest.  Shedding a tier refuses this tier and all lower
-ones at any load.  The switch is meant for operators, or for a controller that knows the remaining
+tiers at any load.  The switch is meant for operators, or for a controller that knows the remaining
 capacity.
 
 Source: "Priority-Based Traffic Shedding" of the fault tolerance requirements of Dynamo: a request
@@ -22,7 +22,7 @@ class PriorityTiers:
     def __init__(self, names: Sequence[str], default: str) -> None:
         """Build the tiers.
 
-        default: tier of requests without one, among `names`
+        default: tier of requests that name none, among `names`
         """
         assert default in names
         self.names = tuple(names)

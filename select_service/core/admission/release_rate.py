@@ -42,13 +42,14 @@ class ReleaseRate:
         if queue is not None and queue is self._queue and elapsed > 0.0:
             self._tokens += queue.released_cost - self._released
             self._seconds += elapsed
-            # Of ranks waited for at one end only, it is not known since when they are full.
+            # The time since which ranks are full is unknown if requests wait for them at one end
+            # only.
             self._rank_s += elapsed * min(n_ranks, self._n_ranks)
         self._queue, self._at, self._n_ranks = queue, now, n_ranks
         self._released = 0 if queue is None else queue.released_cost
 
     def tokens_per_s(self) -> float | None:
-        """Return the rate of one rank; None means unknown."""
+        """Return the rate of a rank; None means unknown."""
         if self._seconds < KNOWN_S or self._tokens <= 0.0 or self._rank_s <= 0.0:
             return None
         return self._tokens / self._rank_s

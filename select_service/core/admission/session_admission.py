@@ -1,4 +1,4 @@
-"""Requests that follow the rank of their session, or the rank they prefer, through the gate."""
+"""Requests that follow the rank of the session, or a preferred rank, through the gate."""
 
 import msgspec
 import numpy as np
@@ -30,7 +30,7 @@ def has_affinity(request: SelectRequest) -> bool:
 def follow_session(
     job: PlacementRequest, decisions: DecisionMaker, allowed: Mask, now: float
 ) -> tuple[PlacementRequest, Mask]:
-    """Return a request with its session, pinned where that or its target says so; and its ranks.
+    """Return a request with its session, pinned if session or target require that; and its ranks.
 
     allowed: bool[n_slots], the ranks that the request may use, at least one set
     Raises BadRequest for a booking that excludes the rank of its session.
@@ -61,7 +61,7 @@ def follow_session(
 
 
 def _bind_decode_leg(job: PlacementRequest, there: Mask) -> PlacementRequest:
-    """Return a request for a pair whose decode leg is restricted to the workers of some slots."""
+    """Return a request for a pair with its decode leg restricted to the workers of some slots."""
     table, request = job.partition.table, job.request
     assert isinstance(request, SelectPairRequest | SelectPairAndReserveRequest)
     given = None if request.decode is None else request.decode.allowed_worker_ids
@@ -73,7 +73,7 @@ def _bind_decode_leg(job: PlacementRequest, there: Mask) -> PlacementRequest:
 
 
 def _follow_target(job: PlacementRequest, allowed: Mask) -> tuple[PlacementRequest, Mask]:
-    """Return a request restricted to its target, if that is among its ranks."""
+    """Return a request restricted to its target, if that is an allowed rank."""
     request, target = job.request, job.request.affinity_target
     assert target is not None
     pinned, table = request.pinned_worker, job.partition.table
@@ -113,7 +113,7 @@ def follow_session_again(ticket: WaitingTicket, decisions: DecisionMaker, now: f
 
 
 def unpin_ticket(ticket: WaitingTicket, partition: Partition) -> bool:
-    """Unpin a waiting request whose session had pinned it to a rank that is gone.
+    """Unpin a waiting request that its session had pinned to a rank that is gone.
 
     Return False for other requests, and if no rank is left.
     """
@@ -131,7 +131,7 @@ def unpin_ticket(ticket: WaitingTicket, partition: Partition) -> bool:
 
 
 def _unpin_session(job: PlacementRequest) -> PlacementRequest:
-    """Return a request as before its session pinned it."""
+    """Return a request as before the session pinned it."""
     if job.session is None or not job.session.is_pinned:
         return job
     return job._replace(request=_replace_fields(job.request, {"pinned_worker": None}))

@@ -14,8 +14,8 @@ from select_service.core.registry.fleet.partition import Partition
 class ShedSweep:
     """Sweep over the queues that may hold requests of shed tiers.
 
-    A request that the sweep has not reached keeps its place and is refused if its turn comes, or
-    served if its tier is accepted again by then.
+    A request that the sweep has not reached keeps its place. In its turn the request is refused, or
+    served if the tier is accepted again by then.
     """
 
     def __init__(self, waiting: WaitingList, shedding: ShedTiers, dirty: DirtyPartitions) -> None:

@@ -1,4 +1,4 @@
-"""Waiting requests of one queue in groups that are refused or rebound together."""
+"""Waiting requests of a queue in groups that are refused or rebound together."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Budget of one turn of the queues, which keeps a turn a bounded step of the event loop.
+"""Budget of a turn of the queues, which keeps a turn a bounded step of the event loop.
 
 Up to a million requests may wait (`--queue-max-requests`), so nothing in a turn depends on their
 number: refusals, rebound requests, refreshed lanes and searches all spend the same budget.
@@ -12,11 +12,11 @@ SERVE_WORK = 4096
 REFUSE_WORK = 1365
 """Work of refusing one waiting request."""
 REFRESH_WORK = 512
-"""Work of finding the candidates of one lane again."""
+"""Work of finding the candidates of a lane again."""
 REBIND_WORK = 128
 """Work of binding one waiting request to the partition made anew."""
 SWEEP_WORK = 512
-"""Work of a look for requests of shed tiers in one queue."""
+"""Work of a look for requests of shed tiers in a queue."""
 
 
 class TurnBudget:

@@ -1,9 +1,9 @@
 """Estimated wait of a new request: the least in which the requests before it can leave the queue.
 
 The estimate assumes that all ranks for which requests wait release equal shares of what leaves the
-queue.  Only requests that have room whenever the new one has count as before it, of other flows and
-classes only what their shares give them until then, so the estimate is too short rather than too
-long.
+queue.  Only requests with room whenever the new request has room count as before it. Other flows
+and classes count only with what their shares give them until then. So the estimate is too short
+rather than too long.
 """
 
 from collections import Counter
@@ -41,7 +41,7 @@ def estimate_wait(
     """Return the estimated seconds until a new request is served.
 
     legs: its candidates; of each leg for pairs
-    tokens_per_s: uncached tokens that one rank releases per second
+    tokens_per_s: uncached tokens that a rank releases per second
     burst: as for `ClassQueue.find_head`
     """
     # Every set of rivals gives a lower bound, so the highest one holds.
@@ -88,9 +88,10 @@ def _count_tokens_before(
 ) -> float:
     """Return the uncached tokens that leave the queue before a new request.
 
-    In its class these are the requests of higher strict_priority, then those of its flow before it
-    and what other flows with that strict_priority are served before its start; last, what other
-    classes are served meanwhile.  No flow and no class is served more than it has waiting.
+    In its class these are the requests of higher strict_priority, then earlier requests of the
+    flow, and what other flows with that strict_priority are served before the start. Last comes
+    what other classes are served meanwhile.  No flow and no class is served more than it has
+    waiting.
     """
     flows, classes, quanta = Counter[str](), Counter[str](), dict[str, int]()
     n_max, urgent = TICKETS_MAX, 0
@@ -125,7 +126,7 @@ def _count_lane(lane: LaneTickets, ticket: WaitingTicket, n_max: int) -> tuple[i
     if lane.first.order[0] < strict:
         n_urgent = min(n_max, lane.tickets.bisect((strict, -inf, -inf, -1)))
     urgent = _cost_of_first(lane, n_urgent)
-    # Without priority all of another flow counts, whose sum is known.
+    # Without priority all of another flow counts, and this sum is known.
     if not is_own and strict >= 0.0:
         return urgent, lane.cost - urgent, n_urgent
     last = ticket.order if is_own else (strict, inf, inf, ticket.number)

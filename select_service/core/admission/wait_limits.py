@@ -101,7 +101,7 @@ class WaitLimits:
             rate.observe_queue(queue, n_ranks, now)
 
     def end_wait(self, ticket: WaitingTicket, now: float) -> SelectError:
-        """Count a request at the end of its wait, and return its error."""
+        """Count a request at the end of the wait, and return its error."""
         error = self._timeout_error(ticket, now)
         self._count_refusal(ticket, error)
         return error

@@ -18,13 +18,13 @@ from select_service.core.workers.worker_catalog import RegisteredWorker
 from select_service.schemas.workers import EngineView, RankAdmission, WorkerAdmission
 
 RANKS_PER_STEP = 128
-"""Ranks of a worker rendered in one step of the event loop."""
+"""Ranks of a worker rendered in a step of the event loop."""
 USAGE_DIGITS = 4
 """Decimal places of usages in columns."""
 
 
 class WorkerAdmissionContext(NamedTuple):
-    """Admission data of one partition, computed once for several workers."""
+    """Admission data of a partition, computed once for several workers."""
 
     partition: Partition
     engines: EngineLoads

@@ -36,9 +36,9 @@ from select_service.core.registry.fleet.partition import Partition
 STEP_S = 0.02
 """Time between two steps, seconds; shorter reservations are missed."""
 ROWS_MAX = 32
-"""Maximum number of decisions read in one step."""
+"""Maximum number of decisions read in a step."""
 LOOKS_MAX = 64
-"""Reservations checked in one step, for their ends and output blocks."""
+"""Reservations checked in a step, for their ends and output blocks."""
 PENDING_MAX = 4096
 """Maximum number of followed reservations; beyond, the oldest lines are written without their
 ends.

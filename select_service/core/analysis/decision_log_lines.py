@@ -70,5 +70,5 @@ LogLine = LogHead | LoggedFleet | LoggedDecision
 
 
 def blocks_of_hash(block_size: int) -> int:
-    """Return the number of blocks covered by one hash of the log."""
+    """Return the number of blocks covered by a hash of the log."""
     return -(-HASH_TOKENS // block_size)

@@ -66,7 +66,7 @@ class Explanations:
         self._gate.shedding.tiers.index_of(request.priority_tier)
         allowed = find_candidates(partition.table, request)
         preview = self._gate.preview_admission(job, allowed, now, policy_class)
-        # A separate ring keeps hypothetical decisions out of the recorded ones.
+        # A separate ring keeps hypothetical decisions out of the record.
         ring = DecisionRing(1)
         eligible, draw = preview.eligible, self._random()
         partition.place_prompt_in_ring(ring, prompt, request, config, eligible, draw)
@@ -93,7 +93,7 @@ class Explanations:
         return view
 
     def _add_preview(self, view: DecisionView, preview: AdmissionPreview) -> None:
-        """Add what the queue would do, if there is one."""
+        """Add what the queue would do, if any."""
         if self._gate.rules is None:
             return
         view.would_wait, refusal = preview.would_wait, preview.refusal
@@ -153,7 +153,7 @@ class Explanations:
     def list_decisions(
         self, decision_filter: DecisionFilter, now: float
     ) -> Iterator[DecisionRow | None]:
-        """Iterate over matching decisions, newest first, with None for each other one.  Raises
+        """Iterate over matching decisions, newest first, with None for each other decision.  Raises
         NotFound.
         """
         rows = list_rows(self._recorded_ring(), decision_filter, now)

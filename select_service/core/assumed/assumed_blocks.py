@@ -46,7 +46,7 @@ _INITIAL_BUCKETS = 1024
 
 @dataclass(slots=True)
 class AssumedRank:
-    """Rank whose bookings are assumed.
+    """Rank with assumed blocks for its bookings.
 
     ttl_s: time after the last use in which a block is assumed, seconds; infinite means no limit
     is_beside_events: whether the engine also announces blocks
@@ -153,7 +153,7 @@ class AssumedBlocks:
 
     @property
     def ranks(self) -> dict[int, AssumedRank]:
-        """Ranks whose bookings are assumed, by slot; not to be changed."""
+        """Ranks with assumed blocks, by slot; not to be changed."""
         return self._ranks
 
     def count_blocks(self, slot: int) -> int:

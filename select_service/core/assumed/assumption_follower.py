@@ -53,7 +53,7 @@ class AssumptionFollower:
         self.answers: dict[AnswerResult, int] = dict.fromkeys(
             ("added", "not_assumed", "prompt_unknown", "prompt_evicted"), 0
         )
-        """Answers whose tokens callers reported, by what became of the blocks."""
+        """Answers with reported tokens, by what became of the blocks."""
         self._ends: dict[str, PromptEnd] = {}
         """Ends of the prompts of live reservations."""
         self._is_following = False

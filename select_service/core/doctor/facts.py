@@ -142,7 +142,7 @@ class PairFacts(NamedTuple):
     unknown_links: workers without a known price of moving a token
     connectors: by model and tenant with more than one, the connectors of the workers
     without_decode: models and tenants with workers for prefill only
-    first_tokens: transfers whose first token was reported
+    first_tokens: transfers with a reported first token
     unreported: transfers that were forgotten without one
     """
 
@@ -187,8 +187,7 @@ class ServiceFacts(NamedTuple):
     state_failures, snapshot_failures: failed writes
     snapshot_age_s: None without a snapshot so far, or with snapshots disabled
     recovery_failed: no peer provided the index
-    unpriced_sources: models without any rank whose price of moving a token is known, with
-        --kv-sources
+    unpriced_sources: models without a known price of moving a token on any rank, with --kv-sources
     """
 
     machine: Machine

@@ -1,7 +1,7 @@
 """Health of ranks: canary checks, circuit breakers, reported failures, and their consequences.
 
 health_kinds, health_rules, health_effects: vocabulary and settings
-rank_state: record, breaker and baseline of one rank; the state machine of one partition's ranks
+rank_state: record, breaker and baseline of a rank; the state machine of a partition's ranks
 checks: canary prompts, their schedule, attempts and results
 answers: correctness of responses
 outcome_trust: client reports

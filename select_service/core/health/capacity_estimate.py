@@ -30,7 +30,7 @@ class RequestMeanValues(NamedTuple):
 
 
 class RankCapacity(NamedTuple):
-    """Resources of one rank, rates in tokens/s; None means unknown, and the value is left out."""
+    """Resources of a rank, rates in tokens/s; None means unknown, and the value is left out."""
 
     weight: float
     total_blocks: int | None

@@ -57,7 +57,7 @@ class CheckKind(StrEnum):
 
 
 class AttemptResult(StrEnum):
-    """Result of one request to an engine."""
+    """Result of a request to an engine."""
 
     ANSWER = "answer"
     CONNECT = "connect"

@@ -173,7 +173,7 @@ class HealthMonitor:
         return pause_s
 
     def next_connection_probe(self) -> str | None:
-        """Return an endpoint to connect to now, whose ranks refused connections, or None.
+        """Return an endpoint of refusing ranks to connect to now, or None.
 
         Every endpoint must be completed by `process_connection`.
         """
@@ -418,7 +418,7 @@ class HealthMonitor:
         return [] if partition is None else [record.rank for record in partition.health.registry]
 
     def suspicious_ranks(self, key: PartitionKey) -> list[Rank]:
-        """Return the serving ranks of a partition whose checks fail."""
+        """Return the serving ranks of a partition with failing checks."""
         partition = self._fleet.partitions.get(key)
         return [] if partition is None else list(partition.health.registry.suspicious)
 

@@ -1,4 +1,4 @@
-"""Active load of one partition: live blocks and prefill tokens of each slot.
+"""Active load of a partition: live blocks and prefill tokens of each slot.
 
 A reservation references its prompt blocks by sequence hash and adds output blocks.  The active
 blocks of a slot are the sum of the weights of its distinct live blocks.  A weight is 1 until a
@@ -76,7 +76,7 @@ _PREFILL_PAIRS = (
 
 
 class ActiveLoad:
-    """Load of the slots of one partition, written by the ledger's kernels through the header."""
+    """Load of the slots of a partition, written by the ledger's kernels through the header."""
 
     def __init__(self) -> None:
         self.header = np.zeros(layout.HEADER_LENGTH, np.int64)
@@ -164,7 +164,7 @@ class ActiveLoad:
             table.reserve_entries(blocks)
 
     def prepare_step(self, blocks: int) -> bool:
-        """Take one step towards a booking of `blocks` blocks; return whether more steps follow.
+        """Take a step towards a booking of `blocks` blocks; return whether more steps follow.
 
         Returns False when memory is short.  The first touches of new pages come first, because
         their duration is unbounded.  Rows move afterwards; a booking would move some, too.

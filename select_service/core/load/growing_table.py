@@ -1,6 +1,6 @@
-"""Memory of one hash table of active load: allocation, preparation and release.
+"""Memory of a hash table of active load: allocation, preparation and release.
 
-The kernels (table_kernels) move rows from the old table to the new one in steps.
+The kernels (table_kernels) move rows from the old table to the new in steps.
 """
 
 from collections.abc import Iterator
@@ -92,7 +92,7 @@ class GrowingTable:
         return len(self._next) - self._touched[1] if len(self._next) >= size else size
 
     def prepare_step(self, more: int) -> bool:
-        """Take one step towards `more` new entries at once; return whether another step is needed.
+        """Take a step towards `more` new entries at once; return whether another step is needed.
 
         First touches of new pages take most of the time of a large booking.  This method touches
         the pages of `table` in advance, and those of the successor once the table is half full.

@@ -41,7 +41,7 @@ from select_service.core.load.reservation_view import ReservationView
 from select_service.core.load.reservations import Reservations, reservation_not_found
 
 TURN_WORK_MAX = 1024
-"""Release work of one turn of the event loop, some one to two milliseconds."""
+"""Release work of a turn of the event loop, some one to two milliseconds."""
 RELEASE_WORK = 8
 
 Cause: TypeAlias = Literal[
@@ -63,14 +63,14 @@ class LoadListener(Protocol):
 
 
 class ExpiryResult(NamedTuple):
-    """Ids released in one turn of expiry, and whether more is due."""
+    """Ids released in a turn of expiry, and whether more is due."""
 
     ended_ids: list[str]
     has_more: bool
 
 
 class Ledger:
-    """All reservations of one process, with their load.
+    """All reservations of a process, with their load.
 
     Client operations by id are one compiled call each, also usable by kernels:
     `ledger_entry_kernels`.
@@ -92,7 +92,7 @@ class Ledger:
         self.released_with_rank = 0
         self._dirty = touched
         self._expecting: WeakSet[ActiveLoad] = WeakSet()
-        """Loads that have had a large booking and are prepared for the next one."""
+        """Loads that have had a large booking and are prepared for the next."""
         self._preparing: dict[ActiveLoad, None] = {}
 
     def add_listener(
@@ -165,13 +165,13 @@ class Ledger:
             self._dirty.request_turn_if(self._preparing)
 
     def prepare_step(self) -> None:
-        """Take one step of preparation on a load that has had a large booking."""
+        """Take a step of preparation on a load that has had a large booking."""
         load = next(iter(self._preparing), None)
         if load is not None and not load.prepare_step(BOOKED_BLOCKS_MAX):
             del self._preparing[load]
         self._dirty.request_turn_if(self._preparing)
 
-    # Changes of one reservation
+    # Changes of a reservation
 
     def book(
         self, booking: NewReservation, cause: Cause, now: float, lease_s: float | None = None

@@ -101,7 +101,7 @@ class LedgerMemory:
         self.numbers[layout.N_SESSION_LEASES] += 1
 
     def session_of(self, row: int) -> tuple[int, int] | None:
-        """Return table and row of the session whose lease a reservation has, or had at its end.
+        """Return table and row of the session that a reservation leases, or leased at its end.
 
         None without a session.
         """

@@ -18,7 +18,7 @@ Further blocks count as load without a hash, as if no other reservation shared t
 """
 
 UNKNOWN_CACHED = -1
-"""Cached blocks of a booking whose rank was chosen without looking its prompt up."""
+"""Cached blocks of a booking on a rank that was chosen without a lookup of the prompt."""
 
 NO_PROMPT: Hashes = np.zeros(0, np.uint64)
 
@@ -31,7 +31,7 @@ class DrainedTotals(NamedTuple):
 
 
 class LoadAccount:
-    """Load account of one partition.
+    """Load account of a partition.
 
     The account outlives its partition until the reservations of the last ranks are released.
     """
@@ -69,7 +69,7 @@ class LoadAccount:
 
 
 class MoveConstraints(NamedTuple):
-    """Migration constraints of one reservation.
+    """Migration constraints of a reservation.
 
     block_hashes: uint64[n], block hashes of the prompt; empty means unknown
     pinned: the only allowed rank, or None
@@ -100,7 +100,7 @@ NO_MOVE_CONSTRAINTS = MoveConstraints()
 
 
 class PromptEnd(NamedTuple):
-    """End of a prompt behind its last whole block, to continue the prompt with its answer.
+    """End of a prompt behind the last whole block, to continue the prompt with the answer.
 
     seed: seed of the prompt's block hashes
     tokens: uint32[less than a block]
@@ -111,7 +111,7 @@ class PromptEnd(NamedTuple):
 
 
 class NewReservation(NamedTuple):
-    """Load of one reservation to be booked.  `slot` belongs to the partition of `account`.
+    """Load of a reservation to be booked.  `slot` belongs to the partition of `account`.
 
     sequence_hashes: uint64[n]; hashes behind BOOKED_BLOCKS_MAX are kept only for peers
     booked_at:       seconds

@@ -109,7 +109,7 @@ class OriginSums:
         return (origin for origin in found if origin is not None)
 
     def sums_of_origin(self, origin: int | None) -> Mapping[PartitionKey, OriginSum]:
-        """Return the nonempty sums of one origin, by partition."""
+        """Return the nonempty sums of an origin, by partition."""
         numbers = self._numbers.get(origin, {})
         sums = {key: self._read_sum(number) for key, number in numbers.items()}
         return {key: held for key, held in sums.items() if held.requests}

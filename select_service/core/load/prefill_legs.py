@@ -1,4 +1,4 @@
-"""Prefill legs of pairs: names, and the set of the live ones.
+"""Prefill legs of pairs: names, and the set of live names.
 
 A pair is a reservation of the caller, its decode leg, and a second reservation for the prefill,
 under a name that no caller can use.

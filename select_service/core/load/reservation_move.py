@@ -1,4 +1,4 @@
-"""State of a reservation on its way from one rank of its partition to another.
+"""State of a reservation on the way from one rank of the partition to another.
 
 Id, age, lease, blocks and output move along.  The prefill moves along only if the cache is carried
 over.  Otherwise the target must compute the prompt, and the reservation is prefilling again.
@@ -23,7 +23,7 @@ class MoveTarget(NamedTuple):
     cached_blocks: prompt blocks present on the target
     prompt: uint64[n], block hashes for progress estimates on the target; None means unchanged
     assumable: uint64[n], block hashes, if the target may be assumed to hold them
-    pair: request behind the pair whose decode leg moves; None for other reservations
+    pair: request behind the pair of a moving decode leg; None for other reservations
     """
 
     rank: Rank

@@ -46,7 +46,7 @@ class ReservationRows:
 
 
 class ReservationView:
-    """View of one reservation, equal to any other view of the same reservation.
+    """View of a reservation, equal to any other view of the same reservation.
 
     Every access reads the row.  After the release the row keeps its values until the next booking.
     """
@@ -175,7 +175,7 @@ class ReservationView:
     @property
     def untracked_blocks(self) -> int:
         """Number of blocks without a hash: output blocks, and prompt blocks behind the hashed
-        ones.
+        blocks.
         """
         return self._read_field(layout.WHOLE_WEIGHT_BLOCKS) + self._read_field(
             layout.DECAYED_BLOCKS

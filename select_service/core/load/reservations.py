@@ -37,11 +37,11 @@ from select_service.schemas.pairs import PairRecord
 from select_service.schemas.reservations import ReservationLeg, ReservationPage, ReservationRow
 
 PAGE_SCAN_MAX = 10_000
-"""Reservations scanned for one page of a filtered list; a page may be shorter than its limit."""
+"""Reservations scanned for a page of a filtered list; a page may be shorter than its limit."""
 PAGE_HASHES_MAX = 32_768
-"""Sequence hashes on one page; the last reservation of the page may exceed this limit."""
+"""Sequence hashes on a page; the last reservation of the page may exceed this limit."""
 ROW_HASHES_MAX = 131_072
-"""Sequence hashes shown of one reservation, from the beginning of the prompt."""
+"""Sequence hashes shown of a reservation, from the beginning of the prompt."""
 
 
 class ReservationFilter(NamedTuple):
@@ -62,7 +62,7 @@ class ReservationFilter(NamedTuple):
     separate_legs: bool = False
 
     def matches(self, booking: ReservationView, leg: ReservationView | None = None) -> bool:
-        """Return whether a reservation is shown; `leg` is its prefill leg, if it has one."""
+        """Return whether a reservation is shown; `leg` is its prefill leg, if any."""
         key = booking.key
         if self.tenants is not None and key.tenant_id not in self.tenants:
             return False
@@ -102,7 +102,7 @@ class Reservations:
     def n_blocks(self) -> int:
         return self.memory.numbers[layout.N_BLOCKS]
 
-    # Access to one reservation
+    # Access to a reservation
 
     def find_reservation(self, reservation_id: str) -> ReservationView | None:
         row = calls.find_reservation(self.memory.header, reservation_id.encode())
@@ -205,7 +205,7 @@ class Reservations:
             row = self.memory.fields[row * layout.FIELDS + layout.AFTER]
 
     def get_answer_row(self, reservation_id: str, now: float) -> ReservationRow:
-        """Return one reservation as an answer row.  Raises NotFound."""
+        """Return a reservation as an answer row.  Raises NotFound."""
         booking = self.get_reservation(reservation_id)
         return self._make_answer_row(booking, now, self._find_leg(booking)[0])
 

@@ -1,4 +1,4 @@
-"""Dynamo's conditional rule for pairs, for users who compare with Dynamo (`--policy reference`).
+"""Dynamo's conditional rule for pairs, for comparisons with Dynamo (`--policy reference`).
 
 The policy chooses a decode rank.  If few tokens of the prompt are left to compute there, absolutely
 and as a share of the prompt, no other rank takes part; otherwise the policy chooses a prefill rank.

@@ -61,7 +61,7 @@ class LinkGroups(NamedTuple):
 
     @property
     def unknown_links(self) -> int:
-        """Number of groups with ranks whose link has no known price."""
+        """Number of groups with ranks on a link without a known price."""
         in_use = set(self.group.tolist())
         return sum(
             price_over_network(position, self.speed) is None
@@ -116,7 +116,7 @@ def compute_prices(groups: LinkGroups, rule: DomainRule | None = None) -> LinkPr
 def _number_domains(
     positions: list[LinkPosition], kinds: Mapping[str, int]
 ) -> npt.NDArray[np.int64]:
-    """Return the number of each group's domain by kind, int64[kinds, n]; NO_DOMAIN without one."""
+    """Return the number of each group's domain by kind, int64[kinds, n]; NO_DOMAIN if unknown."""
     numbers: dict[tuple[str, str], int] = {}
     found = np.full((len(kinds), len(positions)), kernels.NO_DOMAIN, np.int64)
     for at, position in enumerate(positions):

@@ -132,11 +132,11 @@ class PairBook:
         self._transfers: dict[str, BookedTransfer] = {}
         """Transfers that count, by reservation, including the peers'."""
         self._ending: dict[str, None] = {}
-        """Reservations whose prefill has ended, in this order, while the transfers count."""
+        """Reservations with an ended prefill, in this order, while the transfers count."""
         self._ended_legs: dict[str, EndedLeg] = {}
         """Prefill legs to be released, by the id of the reservation."""
         self.lost_legs: dict[str, None] = {}
-        """Pairs whose prefill leg was lost with a rank, until the leg moves or the pair ends."""
+        """Pairs that lost their prefill leg with a rank, until the leg moves or the pair ends."""
         self.is_successor_of: Callable[[int, float], bool] = lambda router_id, now: False
         """Returns whether this process acts for a replica that is gone."""
         self.is_replica_gone: Callable[[int, float], bool] = lambda router_id, now: False
@@ -157,7 +157,7 @@ class PairBook:
 
     @property
     def n_transfers(self) -> int:
-        """Number of pairs whose blocks are being moved."""
+        """Number of pairs that are moving blocks."""
         return len(self._transfers)
 
     def add_pair(
@@ -178,7 +178,7 @@ class PairBook:
         self._pairs[reservation_id] = pair
 
     def waiting_tokens(self, reservation_id: str) -> int:
-        """Return the tokens of a transfer whose prefill has not ended."""
+        """Return the tokens of a transfer before the end of its prefill."""
         transfer = self._transfers.get(reservation_id)
         return 0 if transfer is None or transfer.ends_at is not None else round(transfer.tokens)
 
@@ -253,7 +253,7 @@ class PairBook:
             ended.placer.add_transfer(ended.route, -ended.tokens)
 
     def _renew_leg(self, booking: ReservationView, now: float) -> bool:
-        """Renew an overdue prefill leg whose reservation is alive: both legs share a lease."""
+        """Renew an overdue prefill leg of a live reservation: both legs share a lease."""
         name = booking.reservation_id
         if not is_prefill_leg(name):
             return False
@@ -284,7 +284,7 @@ class PairBook:
         self._end_leg_soon(booking, cause, now, is_computed=True)
 
     def on_released(self, booking: ReservationView, cause: Cause, now: float) -> None:
-        """Forget a leg, or a pair with its transfer, whose leg is released in the next turn."""
+        """Forget a leg, or a pair with its transfer: the next turn releases the leg."""
         name = booking.reservation_id
         if is_prefill_leg(name):
             owner = owner_of(name)
@@ -348,14 +348,14 @@ class PairBook:
             self._ledger.release(leg, "client", now, is_report=False)
 
     def release_ended_leg(self, reservation_id: str, now: float) -> None:
-        """Release the leg of an ended pair, if there is one."""
+        """Release the leg of an ended pair, if any."""
         if (ended := self._ended_legs.pop(reservation_id, None)) is None:
             return
         leg = self._ledger.find_active(prefill_leg_of(reservation_id))
         if leg is None:
             return
         if ended.is_computed:
-            # Otherwise the release would look like a prefill whose end was never reported.
+            # Otherwise the release would look like a prefill without a reported end.
             self._ledger.complete_by_id(leg.reservation_id, ended.cause, now)
         self._ledger.release(leg, ended.cause, now)
 
@@ -399,7 +399,7 @@ class PairBook:
         return bool(self._pairs or self.legs or self._transfers or self._ended_legs)
 
     def expire_transfers(self, now: float) -> bool:
-        """Forget transfers whose first token was not reported in time, once a second.
+        """Forget transfers without a first token in time, once a second.
 
         Returns whether more are due, so that another turn is needed.
         """

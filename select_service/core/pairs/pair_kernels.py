@@ -230,7 +230,7 @@ def _add_group(pair, of, decode, missing, found, draw):
 
 @compiled(error_model="numpy")
 def _cheapest_prefill(pair, decode, missing, n_sorted, draw):
-    """Return (smallest cost of a prefill with the move of its blocks, its slot) for a decode rank.
+    """Return (smallest cost of a prefill with the move of its blocks, slot) for a decode rank.
 
     The groups of the decode rank's host come first, then all in order, up to the first that cannot
     be cheaper: from other hosts a token costs at least LEAST_PRICE.  A whole run of equal groups is

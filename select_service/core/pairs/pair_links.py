@@ -30,7 +30,7 @@ class LinkState(NamedTuple):
     """Pair placer of a partition, with the version of the rank table that the links are of.
 
     ranks: by slot
-    prefills, decodes: bool[n_slots], ranks whose role includes this part
+    prefills, decodes: bool[n_slots], ranks with this part in their role
     """
 
     placer: PairPlacer

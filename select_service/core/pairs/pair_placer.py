@@ -33,9 +33,9 @@ from select_service.core.workers.transfer_prices import (
 )
 
 RULES_KEPT = 8
-"""Number of domain rules of requests whose prices are kept; each has a matrix like the links."""
+"""Number of domain rules of requests with stored prices; each has a matrix like the links."""
 LINKS_KEPT = 4096
-"""Number of pairs of link groups whose transfer is kept."""
+"""Number of pairs of link groups with a stored transfer."""
 _DIRECTIONS = (layout.LEAVING, layout.ENTERING)
 
 
@@ -84,7 +84,7 @@ class PairPlacement(NamedTuple):
 
 
 class TransferRoute(NamedTuple):
-    """Hosts whose links a transfer takes; None means an unknown host, or no link at all."""
+    """Hosts of the links that a transfer takes; None means an unknown host, or no link at all."""
 
     leaving: str | None = None
     entering: str | None = None

@@ -26,7 +26,7 @@ class LinkCapacity(NamedTuple):
 
 
 class PairTraffic:
-    """Counters of the pairs that this process booked in one partition."""
+    """Counters of the pairs that this process booked in a partition."""
 
     def __init__(self, placer: PairPlacer) -> None:
         self.words: Words = np.zeros(N_COUNTERS, np.int64)

@@ -7,7 +7,8 @@ block is counted twice:
     device = max(confirmed device prefix, assumed prefix, floor), then confirmed device blocks
     lower  = blocks behind it that the slot holds in the next tiers
 
-Where an engine computes tokens again behind a hit (`R_REPLAY`), it does so behind an assumed one.
+Where an engine computes tokens again behind a hit (`R_REPLAY`), the engine does so behind an
+assumed hit.
 
 ASSUMED_BLOCKS of a slot are the device blocks by which the assumption extends the confirmed device
 prefix; 0 where events confirm at least as much.
@@ -60,7 +61,7 @@ from select_service.core.placement.plan_layout import (
 )
 
 WALKED_BLOCKS_MAX = 1 << 15
-"""Blocks that one match walks to continue slots in their lower tiers, about 5 ns each.  Beyond it
+"""Blocks that a match walks to continue slots in their lower tiers, about 5 ns each.  Beyond it
 the rest of the slots keeps the longer of both prefixes, which is never too long.
 """
 
@@ -74,7 +75,7 @@ class BlockPosition(NamedTuple):
 
 @compiled()
 def held_columns(plan):
-    """Return LIVE of the confirmed and of the assumed index, empty without one, and the lanes."""
+    """Return LIVE of the confirmed and of the assumed index, else empty, and the lanes."""
     confirmed, assumed = i64_view(plan, INDEX), i64_view(plan, ASSUMED_INDEX)
     live, lanes = i64_view(confirmed, LIVE), confirmed[LANES]
     if plan[ASSUMES] & HAS_ASSUMED_INDEX == 0:
@@ -130,7 +131,7 @@ def _apply_floor(plan):
 
 @compiled()
 def _has_confirmed_blocks(index, slot):
-    """Return whether the slot has blocks whose continuation follows from the tree alone."""
+    """Return whether the slot has blocks with a continuation that follows from the tree alone."""
     if index[LAYOUTS] != 0 and i64_view(index, LAYOUT_OF)[slot] != 0:
         return False
     live, some = i64_view(index, LIVE), I(0)

@@ -39,7 +39,7 @@ def explain_candidates(
 def _explain_candidate(
     placing: Placer, terms: npt.NDArray[np.float64], active_blocks: int, slot: int, chosen: bool
 ) -> CandidateTerms:
-    """Return the numbers of one slot.
+    """Return the numbers of a slot.
 
     terms: float64[n], cost terms of the slot
     """

@@ -104,7 +104,7 @@ def _no_candidate_error(table: RankTable, request: SelectRequest) -> NoEligibleR
 
 
 def _out_of_rotation_error(rank: Rank, prefix: str, states: dict[str, int]) -> NoEligibleRank:
-    """Return the error for one named rank of weight 0.
+    """Return the error for a named rank of weight 0.
 
     prefix: prefix of the rank's name, such as "pinned "
     states: the state of this rank only

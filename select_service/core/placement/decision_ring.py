@@ -1,4 +1,4 @@
-"""Ring of the newest decisions of one thread, as numbers."""
+"""Ring of the newest decisions of a thread, as numbers."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -79,7 +79,8 @@ class DecisionRing:
 
         From now on the partition's rank table keeps the rows of ranks that leave.
         """
-        # A partition with ranks is never dropped; rows of emptied ones stay readable for a while.
+        # A partition with ranks is never dropped; rows of empty partitions stay readable for a
+        # while.
         gone = [number for number, each in self._partitions.items() if not len(each.table)]
         for number in gone[: max(0, len(gone) - EMPTY_PARTITIONS_MAX)]:
             del self._partitions[number]

@@ -178,8 +178,8 @@ def _slot_arrays(plan):
 
 @compiled(error_model="numpy", forceinline=True)
 def _put_candidate(words, at, arrays, slot):
-    """Copy the numbers of one candidate into a row."""
-    # Unsigned indices spare the check for negative ones in each access.
+    """Copy the numbers of a candidate into a row."""
+    # Unsigned indices spare the check of the sign in each access.
     at, slot = U(at), U(slot)
     totals, total = arrays.totals, slot * U(N_TOTALS)
     fractional = totals[total + U(FRACTIONAL_BLOCKS)]

@@ -1,4 +1,4 @@
-"""Memory layout of the rings in which compiled code records the decisions of one thread.
+"""Memory layout of the rings in which compiled code records the decisions of a thread.
 
 A ring has a header, an int64 array living as long as the `DecisionRing`.  The header has plain
 numbers and pairs (address, length) of arrays; the views of indexer.index.header_kernels turn a pair

@@ -22,7 +22,7 @@ from select_service.schemas.prompts import PromptFields
 from select_service.schemas.selection import SelectRequest
 
 DROPS_PER_STEP = 4096
-"""Maximum number of entries removed in one step, some two milliseconds of work."""
+"""Maximum number of entries removed in a step, some two milliseconds of work."""
 
 _words = Struct("<5qQ5qd")
 assert _words.size == layout.KEY_AT
@@ -145,7 +145,7 @@ class PendingSelections:
         self.n_oversized = 0
         """Number of selections larger than the limit of all entries, which were not kept."""
         self.n_evicted = 0
-        """Number of entries removed to make room for newer ones."""
+        """Number of entries removed to make room for newer entries."""
         self.records: OrderedDict[bytes, bytes] = OrderedDict()
         """Records by key, oldest first."""
 
@@ -158,7 +158,7 @@ class PendingSelections:
         return PendingSelectionCounts(len(self), self.n_bytes, *totals)
 
     def put(self, record: bytes) -> None:
-        """Keep a selection, in place of an earlier one of its key.
+        """Keep a selection, in place of an earlier selection of this key.
 
         O(1), or up to DROPS_PER_STEP for a record as large as many others.
         """
@@ -188,7 +188,7 @@ class PendingSelections:
         return None if record is None or self._is_expired(record, now) else decode_record(record)
 
     def discard(self, key: bytes) -> None:
-        """Remove a selection, if there is one."""
+        """Remove a selection, if any."""
         record = self.records.pop(key, None)
         if record is not None:
             self.n_bytes -= len(record)

@@ -1,4 +1,4 @@
-"""Choice of one slot by cost: the cheapest, or a softmax draw."""
+"""Choice of a slot by cost: the cheapest, or a softmax draw."""
 
 # mypy: ignore-errors
 # mypy is off: the decorator erases the signature, so checking types here would prove nothing.

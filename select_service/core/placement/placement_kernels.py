@@ -285,7 +285,7 @@ def count_placement(plan, n_blocks, isl_tokens, slot, reserved):
     tally[T_DISK] += summary[S_DISK] - summary[S_CPU]
     tally[T_EXTERNAL] += summary[S_EXTERNAL] - summary[S_DISK]
     claimed = summary[S_EXTERNAL] * plan[BLOCK_SIZE] + summary[S_INSIDE]
-    # Tokens that the engine computes again count first among the assumed ones.
+    # Tokens that the engine computes again count first among the assumed tokens.
     assumed = min(summary[S_ASSUMED] * plan[BLOCK_SIZE], claimed)
     tally[T_EXACT_TOKENS + summary[S_CERTAINTY]] += claimed - assumed
     tally[T_ASSUMED_TOKENS] += assumed

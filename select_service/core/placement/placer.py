@@ -1,4 +1,4 @@
-"""Placement in one partition: one compiled call from a prompt to a slot."""
+"""Placement in a partition: one compiled call from a prompt to a slot."""
 
 from collections.abc import Callable
 from struct import Struct
@@ -112,7 +112,7 @@ class PlacementTally(NamedTuple):
 
 
 class PlacementPlan:
-    """Plan of one reader: header for kernels (see plan_layout), and the arrays kernels write.
+    """Plan of a reader: header for kernels (see plan_layout), and the arrays kernels write.
 
     header: int64 array, never replaced
     """
@@ -137,7 +137,7 @@ class PlacementPlan:
 
 
 class Placer:
-    """Placer of one partition: reads index, rank table and load, and owns the working arrays."""
+    """Placer of a partition: reads index, rank table and load, and owns the working arrays."""
 
     def __init__(
         self,
@@ -329,7 +329,7 @@ class Placer:
         return terms
 
     def _plan_with_override(self, config: RouterConfig) -> npt.NDArray[np.int64]:
-        """Return the plan of one request with its own parameters; the policy stays."""
+        """Return the plan of a request with its own parameters; the policy stays."""
         plan = self.plan.copy()
         # The plan has only addresses, so the attribute keeps the array alive during the call.
         self._other_parameters = self.policy.make_parameters(self.policy_choice.apply_to(config))

@@ -1,4 +1,4 @@
-"""Memory layout of the header through which compiled code places prompts in one partition.
+"""Memory layout of the header through which compiled code places prompts in a partition.
 
 The header is an int64 array living as long as its `Placer`.  It has plain numbers and pairs
 (address, length) of arrays; the views of indexer.index.header_kernels turn a pair into an array
@@ -61,7 +61,7 @@ FLOOR_SLOT, FLOOR_TOKENS = 49, 50
 """Slot that is assumed to hold at least so many tokens of the next prompt, for one match."""
 SHARED = 51
 LEAST_WORK = 53
-"""Least own work of all candidates, for policies whose costs depend on it; otherwise 0."""
+"""Least own work of all candidates, for policies with costs that depend on it; otherwise 0."""
 HEADER_LENGTH = 54
 
 # First parameters of every policy: the temperature of the choice, and whether requests share

@@ -28,9 +28,9 @@ LONG_MM_INFOS = 1024
 LOOKED_UP_BLOCKS_MAX = 262_144
 """Number of leading prompt blocks looked up in the index; more would take many milliseconds."""
 NAMED_UNITS_MAX = 2048
-"""Number of units of a prompt whose engine names are computed, about 2 microseconds each."""
+"""Number of units of a prompt to compute engine names for, about 2 microseconds each."""
 NUMBERS_PER_STEP = 16_384
-"""List items converted to an array in one step, about half a millisecond."""
+"""List items converted to an array in a step, about half a millisecond."""
 
 PROMPT_MISSING = (
     "a prompt is missing: give token_ids, or block_hashes with sequence_hashes and isl_tokens"
@@ -243,7 +243,7 @@ def _check_unused_hashes(**hash_lists: list[int] | None) -> None:
 
 def _hash_array(field: str, hashes: list[int]) -> Hashes:
     """Return uint64[n] from signed or unsigned 64-bit integers.  Raises InvalidBody for wider
-    ones.
+    integers.
     """
     try:
         return _convert_list(hashes, np.int64).view(np.uint64)

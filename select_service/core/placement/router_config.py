@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from select_service.schemas.prompts import RouterConfigOverride
 
 POLICY_NAMES = ("work", "least_work", "reference")
-"""Allowed values of `policy`, see the registry of policies; only the first one has options."""
+"""Allowed values of `policy`, see the registry of policies; only the first has options."""
 POLICY_OPTIONS = ("decode-sensitive", "strict-tail", "no-memory", "copy-price")
 """Allowed values of `policy_options`, all of the first policy."""
 
@@ -29,7 +29,7 @@ class RouterConfig(NamedTuple):
 
 
 def apply_override(config: RouterConfig, override: RouterConfigOverride | None) -> RouterConfig:
-    """Return the configuration of one request.
+    """Return the configuration of a request.
 
     The deprecated `overlap_score_weight` sets the prefill load scale; 0 also removes the overlap
     credit.

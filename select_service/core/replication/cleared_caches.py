@@ -33,7 +33,7 @@ CLEARS_PER_TURN = 8
 RECEIVED_MAX = 4096
 """Clears of peers that wait for a turn; further clears wait for the next message."""
 SENDERS_MAX = 1024
-"""Processes whose last clear is remembered; the oldest goes first."""
+"""Number of processes with a remembered last clear; the oldest goes first."""
 CLEARED_BYTES_MAX = 1024 * 1024
 
 _Name = Annotated[str, Meta(max_length=NAME_CHARS_MAX)]

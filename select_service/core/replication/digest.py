@@ -1,8 +1,8 @@
 """Digests: the active load of a replica in a few numbers, and the comparison of two digests.
 
 Once a second every replica publishes, in its event stream, one line per partition and origin:
-number of reservations, their prefill tokens, the sum of their marks, and the number of unfinished
-prefills. Other implementations do not subscribe to the topic.
+number of reservations, prefill tokens, sum of marks, and number of unfinished prefills. Other
+implementations do not subscribe to the topic.
 
 Lines about reservations admitted by the sender are authoritative. Events and digests come in order
 over one connection, so a receiver without losses has exactly the same numbers. Lines of other
@@ -36,7 +36,7 @@ _Count = Annotated[int, Meta(ge=0, le=2**62)]
 
 
 class DigestLine(Struct, array_like=True, frozen=True):
-    """Sums of one partition and origin.
+    """Sums of a partition and origin.
 
     prefilling: None in messages of older versions, which neither send nor read the field
     """
@@ -78,7 +78,7 @@ class Digest(Struct, kw_only=True, frozen=True):
 
 
 class LoadDifference(NamedTuple):
-    """Minimum difference of two replicas in one partition."""
+    """Minimum difference of two replicas in a partition."""
 
     reservations: int = 0
     prefill_tokens: int = 0

@@ -4,7 +4,7 @@ An event reports that a reservation was admitted, has finished its prefill, or w
 module is independent of sockets and bookings; `state` applies the events.
 
 Bytes: msgpack, a map with named fields, sent as the second of two frames after `EVENT_TOPIC`. Both
-names of the tenant are written, because older peers require `tenant_id` and newer ones
+names of the tenant are written, because older peers require `tenant_id` and newer peers
 `routing_group`; either is read. Structures encoded as arrays are read as well. Unknown fields are
 ignored, so later versions may add fields.
 
@@ -31,7 +31,7 @@ FRAME_BYTES_MAX = 1280 * 1024
 ARRAY_FORM_BYTES_MAX = 512 * 1024
 """Maximum size of frames with structures as arrays: each level is decoded separately."""
 SEQUENCE_BLOCKS_MAX = 131_072
-"""Maximum prompt blocks of one admission; 9 bytes each, so that every admission fits into a
+"""Maximum prompt blocks of an admission; 9 bytes each, so that every admission fits into a
 frame.
 """
 BLOCK_HASHES_MAX = 8192
@@ -90,7 +90,7 @@ class ReservationAdmitted(_Event, frozen=True, kw_only=True, gc=False):
     work: tokens that the rank computes for the request, with concurrent shared prompts deducted;
         None means equal to the prefill tokens, or omitted by the sender
     session_id: session of the request; None without one, or omitted by the sender
-    move_tokens: tokens whose blocks come from the rank of the prefill leg; 0 also if omitted
+    move_tokens: tokens of the blocks that come from the rank of the prefill leg; 0 also if omitted
     pair: request behind a pair; None for one rank, or omitted by the sender
     """
 
@@ -431,7 +431,7 @@ S = TypeVar("S")
 
 
 class _Form(Generic[S]):
-    """Decoder of one structure, encoded as a map or as an array."""
+    """Decoder of a structure, encoded as a map or as an array."""
 
     def __init__(self, as_map: type[S], as_array: type[S]) -> None:
         self._of_map = msgspec.msgpack.Decoder(as_map).decode

@@ -1,4 +1,4 @@
-"""Agreement with one peer, and the time of the next repair.
+"""Agreement with a peer, and the time of the next repair.
 
 A difference is repaired after it persisted over a few digests, since events in flight resolve
 temporary differences. The first digest of a process is an exception: a replica that just joined, or
@@ -27,7 +27,7 @@ Part of the bound for agreement after the last fault (docs/explanation/replicati
 
 @dataclass(slots=True)
 class PeerAgreement:
-    """Agreement with one peer.
+    """Agreement with a peer.
 
     lost: number of its events that are known to be lost
     """

@@ -43,7 +43,7 @@ PARTITION_WORK = 256
 
 
 class PrefillProgress(Struct, array_like=True, frozen=True):
-    """Progress of one prefill.
+    """Progress of a prefill.
 
     done: finished tokens
     """

@@ -133,7 +133,7 @@ class Repair:
     def run_repair(self) -> RepairSteps[None]:
         """Yield requests for pages and receive the pages; yield None to give other tasks a turn.
 
-        Block hashes are large, so they are requested only if something has to be booked. Raises
+        Block hashes are large, and are requested only if something has to be booked. Raises
         UnexpectedProcess; changes made until then stay and are correct.
         """
         after = None
@@ -263,8 +263,8 @@ class Repair:
         """
         own, peer, origin = self._state.router_id, self.router_id, row.router_id
         if origin == peer:
-            # The peer claims the reservation. This process may claim it too, or have it from a
-            # replica that is gone.
+            # The peer claims the reservation. This process may claim the reservation too, or have
+            # it from a replica that is gone.
             if booking.origin is None or booking.origin == peer:
                 return booking.origin is None and peer < own
             return self._state.liveness.is_orphan(booking.origin, answer.came_at)

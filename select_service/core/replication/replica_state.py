@@ -351,7 +351,7 @@ class ReplicaState:
         )
 
     def _session_of(self, booking: NewReservation, cause: Cause) -> str | None:
-        """Return the session of a booking, also of a move, whose booking names none."""
+        """Return the session of a booking, also of a move, where the booking names none."""
         if cause != "moved" or self.sessions is None:
             return booking.session_id
         moved = self.reservations.find_reservation(booking.reservation_id)

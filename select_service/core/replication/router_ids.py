@@ -23,7 +23,7 @@ def new_router_id(rng: Random, mark: int | None) -> int:
     """
     if mark is None:
         return rng.getrandbits(64) or 1
-    # 32 random bits are enough to distinguish the processes of one key over time.
+    # 32 random bits are enough to distinguish the processes of a key over time.
     return mark << CHOSEN_BITS | rng.getrandbits(CHOSEN_BITS)
 
 

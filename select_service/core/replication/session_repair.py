@@ -1,4 +1,4 @@
-"""Repair of sessions: reading the parts of a peer's table whose sums differ.
+"""Repair of sessions: reading the parts of a peer's table with different sums.
 
 A session of the peer's list is applied like a message: the higher version counts, and the idle
 time is the peer's, so that two replicas cannot keep a session alive by repairs from each other.
@@ -35,7 +35,7 @@ RETRY_S = 2.0
 RETRY_S_MAX = 60.0
 """Longest time between two repairs without effect."""
 SCOPES_MAX = 4096
-"""Scopes per peer whose differences are counted."""
+"""Scopes per peer with counted differences."""
 IDLE_S_MAX = 1e9
 
 

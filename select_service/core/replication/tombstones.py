@@ -77,7 +77,7 @@ class Tombstones:
 
     def remove_tombstone(self, reservation_id: str) -> None:
         """Remove the tombstone of a reservation that is booked: the ending belonged to an earlier
-        one.
+        reservation.
         """
         self._by_id.pop(reservation_id, None)
 

@@ -181,7 +181,7 @@ class SessionDirectory:
             self._by_address[found[0]][1].set_slot(found[1], booking.slot, version)
 
     def session_id_of(self, booking: ReservationView) -> str | None:
-        """Return the session whose lease a reservation has, or had until the present release."""
+        """Return the session that a reservation leases, or leased until the present release."""
         found = self._memory.session_of(booking.row)
         if found is None:
             return None
@@ -197,7 +197,7 @@ class SessionDirectory:
     def forget_contexts(
         self, key: PartitionKey, worker_id: int, dp_rank: int | None, at: float
     ) -> None:
-        """Let sessions without leases have no cache on a worker whose cache was cleared.
+        """Let sessions without leases have no cache on a worker with a cleared cache.
 
         dp_rank: None means all ranks of the worker
         at: time of the clear
@@ -300,7 +300,7 @@ class SessionDirectory:
         return not left
 
     def _free_tables(self) -> None:
-        """Free tables without sessions and leases whose scope has no worker."""
+        """Free tables without sessions and leases in scopes without a worker."""
         if self.scopes is None:
             return
         empty = (

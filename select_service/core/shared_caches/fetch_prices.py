@@ -33,7 +33,7 @@ SLOTS_PER_CALL = 512
 
 
 class FetchPrices:
-    """Prices of the ranks of one table, by their current registrations."""
+    """Prices of the ranks of a table, by their current registrations."""
 
     def __init__(self, table: RankTable) -> None:
         self._table = table
@@ -94,7 +94,7 @@ class FetchPrices:
                     rows[slot, SHARED_VALUE] = 1.0 - HOST_PRICE
 
     def _read_changes(self) -> None:
-        """Read the facts of changed rows, a bounded number of them."""
+        """Read the facts of a bounded number of changed rows."""
         table, n_slots = self._table, self._table.n_slots
         if self._seen_version == table.version and len(self._versions) == n_slots:
             return

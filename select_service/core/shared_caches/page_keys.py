@@ -1,7 +1,7 @@
 """Keys under which SGLang's HiCache stores the pages of a prompt in Mooncake.
 
-A page has the tokens of one block.  Its name is a SHA-256 chain over the pages before it, so that
-it stands for the whole prefix.  The keys add a suffix for each part that is stored apart.
+A page has the tokens of a block.  Its name is a SHA-256 chain over the pages so far, and thus
+identifies the whole prefix.  The keys add a suffix for each part that is stored apart.
 
 Source: SGLang's mem_cache/hicache_storage.py and storage/mooncake_store/mooncake_store.py,
 https://github.com/sgl-project/sglang, and Dynamo's kv_router/shared_cache/hicache.rs.

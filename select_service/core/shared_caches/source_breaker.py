@@ -7,7 +7,7 @@ OPEN_S = 5.0
 
 
 class SourceBreaker:
-    """Circuit breaker of one shared cache."""
+    """Circuit breaker of a shared cache."""
 
     def __init__(self) -> None:
         self.failures = 0

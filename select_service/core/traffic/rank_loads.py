@@ -89,7 +89,7 @@ def _rank_view(partition: Partition, rank: Rank, slot: int, active_blocks: int) 
 
 def _engine_view(engines: EngineLoads, rank: Rank, now: float) -> ObservedEngine | UnsetType:
     heard = engines.last_reading(rank)
-    # Stale numbers would mislead an autoscaler more than missing ones.
+    # Stale numbers would mislead an autoscaler more than no numbers.
     if heard is None or not engines.is_fresh(heard, now):
         return UNSET
     reading = heard.reading

@@ -1,4 +1,4 @@
-"""Slots of about one second: their bounds, and the counts in them.
+"""Slots of about one second: bounds, and the counts in each slot.
 
 All partitions share the grid. A partition stores only slots with counts, each as its non-zero
 entries.
@@ -117,7 +117,7 @@ class SlotGrid:
 
 
 class SlotHistory:
-    """Slots of one partition."""
+    """Slots of a partition."""
 
     def __init__(self) -> None:
         self.counter = PartitionTrafficCounter()
@@ -139,7 +139,7 @@ class SlotHistory:
         )
 
     def close_slot(self, number: int, queued: int) -> TrafficSlot | None:
-        """Store a slot with the counts since the last one; None if there are none."""
+        """Store a slot with the counts since the last slot; None if there are none."""
         counts = self.counter.read_counters(queued)
         slot = make_slot(number, counts - self.last_counts, self.counter.read_samples(resets=True))
         self.last_counts = counts

@@ -1,4 +1,4 @@
-"""Counters of one partition, combined from their sources into one growing array.
+"""Counters of a partition, combined from their sources into one growing array.
 
 An int64 array of LENGTH: tally of the decisions (`plan_layout`), counters of the reservations
 (`observation_layout`) and of the pairs (`pair_traffic_layout`), refusals by reason, and the number
@@ -31,7 +31,7 @@ _S_PER_NS = 1e-9
 
 
 class PartitionTrafficCounter:
-    """Counters of one partition, continued when the partition is removed and created again."""
+    """Counters of a partition, continued when the partition is removed and created again."""
 
     def __init__(self) -> None:
         self.refused: dict[RefusalReason, int] = dict.fromkeys(REFUSAL_REASONS, 0)
@@ -45,7 +45,7 @@ class PartitionTrafficCounter:
         self, partition: Partition | None, observed: Words | None, pairs: Words | None = None
     ) -> None:
         """Set the arrays now being written; None keeps the earlier ones."""
-        # A recreated partition has new arrays; the sums of the old ones must not be lost.
+        # A recreated partition has new arrays; the sums of the old arrays must not be lost.
         if partition is not None and partition.placer.tally_words is not self._tally:
             if self._tally is not None:
                 self._retired_sums[:RESERVATIONS] += self._tally

@@ -52,7 +52,7 @@ class TrafficObserver:
     def __init__(self, sources: CounterSources) -> None:
         self._sources = sources
         self._histories: dict[PartitionKey, SlotHistory] = {}
-        """Histories of partitions with requests, kept while they have slots."""
+        """Histories of partitions with requests, kept while slots remain."""
         self._watched = WatchedModels()
         self._grid: SlotGrid | None = None
         """Grid of slots; None before the first step."""

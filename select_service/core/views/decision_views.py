@@ -179,7 +179,7 @@ def _candidate_view(
     at: int,
     usual_speed: float,
 ) -> CandidateView:
-    # The slot may have another rank by now; slot and table version identify the old one.
+    # The slot may have another rank by now; slot and table version identify the old rank.
     rank = decided.table.rank_at(int(numbers.slots[at]), int(numbers.versions[at]))
     gpu, cpu, disk, external = numbers.matched[at].tolist()
     own = terms[numbers.policy.own_work_row]

@@ -29,7 +29,7 @@ class DumpPart(NamedTuple):
 def list_dump_parts(
     partitions: Mapping[PartitionKey, Partition], recovered: RecoveredBlocks
 ) -> list[DumpPart]:
-    """Return the live parts by model and tenant, then the waiting ones."""
+    """Return the live parts by model and tenant, then the waiting parts."""
     parts = []
     for key in sorted(partitions):
         partition, name = partitions[key], f"{key.model_name}:{key.tenant_id}"

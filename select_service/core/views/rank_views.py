@@ -1,4 +1,4 @@
-"""Load and overlap of the ranks of one partition as response bodies."""
+"""Load and overlap of the ranks of a partition as response bodies."""
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol

@@ -26,7 +26,7 @@ from select_service.schemas.workers import Lifecycle
 
 
 class RankLoadSums(NamedTuple):
-    """Load of one rank, or the sum of several.
+    """Load of a rank, or the sum of several.
 
     kv_blocks_active: KV cache blocks in use as counted by admission: as reported by the engine if
         its reading is fresh and the cache size is known, else `active_blocks`
@@ -47,12 +47,12 @@ class RankReport(NamedTuple):
 
 
 class PartitionReport(NamedTuple):
-    """State of one partition. `load` sums all `n_ranks` ranks, `ranks` may hold fewer.
+    """State of a partition. `load` sums all `n_ranks` ranks, `ranks` may hold fewer.
 
     hint_outcomes: bookings by what became of their hint; empty without worker types
     shared_credit_tokens: tokens of prefill that shared caches save by the decisions
     kv_source_outcomes: decisions by the outcome of the search for a rank to fetch from
-    reported_share: share of the latest ended prefills whose end was reported by the client
+    reported_share: share of the latest ended prefills with an end that the client reported
     """
 
     model_name: str

@@ -1,4 +1,4 @@
-"""Declared speeds of the workers of one partition, and their median."""
+"""Declared speeds of the workers of a partition, and their median."""
 
 from bisect import bisect_left, insort
 from statistics import median

@@ -69,7 +69,7 @@ def _http_urls(fields: WorkerFields, asks_engines: bool) -> Iterator[tuple[str, 
 
 
 def _zmq_endpoints(fields: WorkerFields) -> Iterator[tuple[str, str]]:
-    """Yield the ZMQ endpoints, single ones before tables."""
+    """Yield the ZMQ endpoints, single endpoints before tables."""
     for name in ("kv_events_endpoint", "replay_endpoint"):
         if endpoint := getattr(fields, name):
             yield name, endpoint

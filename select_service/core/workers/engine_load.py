@@ -16,7 +16,7 @@ ERROR_CHARS_MAX = 300
 
 
 class EngineTarget(NamedTuple):
-    """Engine to scrape: a schedulable worker, its metrics URL, and its ranks."""
+    """Engine to scrape: a schedulable worker, its metrics URL and ranks."""
 
     worker_id: int
     url: str
@@ -24,7 +24,7 @@ class EngineTarget(NamedTuple):
 
 
 class EngineReading(NamedTuple):
-    """Reported load of one rank.
+    """Reported load of a rank.
 
     kv_usage: used share of the KV cache, 0 to 1
     """
@@ -62,7 +62,7 @@ class EngineLoads:
     def store_readings(
         self, worker_id: int, readings: Mapping[int, EngineReading], now: float
     ) -> None:
-        """Store the readings of one scrape and clear the worker's failure.
+        """Store the readings of a scrape and clear the worker's failure.
 
         A rank missing in the scrape keeps its latest reading until stale.
         """

@@ -7,7 +7,7 @@ The text is untrusted: every length is limited before processing.
 Rank of a sample: vLLM uses the label `engine`, the index of the engine core; SGLang uses
 `dp_rank`, besides labels that distinguish copies of one scheduler. The numbers are ranks of the
 worker if possible, else positions among its ranks. A sample without such a label counts for every
-rank. Of several samples for one rank and signal the largest counts.
+rank. Of several samples for a rank and signal the largest counts.
 
 Source: the exposition format, https://prometheus.io/docs/instrumenting/exposition_formats/; names
 and labels as the engines register them, see tests/recordings/metrics.
@@ -24,7 +24,7 @@ from select_service.core.workers.engine_load import EngineReading
 
 LINE_BYTES_MAX = 4096
 LINES_BYTES_MAX = 256 * 1024
-"""Maximum size of all relevant lines of one text, bytes."""
+"""Maximum size of all relevant lines of a text, bytes."""
 RANK_LINES_BYTES_MAX = 4 * 1024
 """The same per rank: about thirty lines, of which three or four are usual."""
 LINES_BYTES_ALWAYS = 16 * 1024

@@ -27,7 +27,7 @@ class RankHistory:
         self._dropped_until: dict[int, int] = {}
 
     def record_departure(self, slot: int, version: int, rank: Rank) -> None:
-        """Record that a rank left a row; version is higher than all earlier ones."""
+        """Record that a rank left a row; version is higher than all earlier versions."""
         ranks = self._former_ranks.get(slot)
         if ranks is None:
             ranks = self._former_ranks[slot] = deque()

@@ -91,7 +91,7 @@ and a version in one number (decision_ring_layout.SLOT_BITS).
 
 
 class RankTable:
-    """Ranks of one partition; the index assigns the slots."""
+    """Ranks of a partition; the index assigns the slots."""
 
     def __init__(self) -> None:
         """Create an empty table."""
@@ -99,7 +99,7 @@ class RankTable:
         """Version, changed by every change of ranks or their facts.
 
         The next tables have other versions: a session outlives the table of its partition, and must
-        not take a row of the next one for its rank.
+        not take a row of the next table for its rank.
         """
         self.taint_names = TaintBits()
         self._speeds = DeclaredSpeeds()
@@ -217,7 +217,7 @@ class RankTable:
         return [slot for worker_id in present_ids for slot in self._slots_of[worker_id]]
 
     def mask_of(self, worker_id: int) -> Mask:
-        """Return bool[n_slots]: ranks of one worker that may be chosen."""
+        """Return bool[n_slots]: ranks of a worker that may be chosen."""
         mask = np.zeros(self.n_slots, np.bool_)
         slots = self.slots_of(worker_id)
         mask[slots] = self.columns.open[slots]
@@ -304,7 +304,7 @@ class RankTable:
         self.columns.version[self.slots_of(worker_id)] = self.version
 
     def remove_ranks(self, worker_id: int, ranks: Iterable[Rank]) -> list[RankRow]:
-        """Remove ranks of one worker and empty their rows. O(ranks of the worker)"""
+        """Remove ranks of a worker and empty their rows. O(ranks of the worker)"""
         slots = [self._slot_of.pop(rank) for rank in ranks]
         gone = set(slots)
         left = [slot for slot in self._slots_of[worker_id] if slot not in gone]

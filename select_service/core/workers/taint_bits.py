@@ -19,7 +19,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 class TaintBits:
-    """Taint names of one partition.
+    """Taint names of a partition.
 
     The rank table owns the columns: the bits of each slot, and the number of its worker.
     """

@@ -106,7 +106,7 @@ def price_between(
             saved = max(saved, preference)
         elif is_required:
             return inf
-    # A move takes the links of both hosts; with one of them unknown, it may still be the slower.
+    # A move takes the links of both hosts; if one is unknown, that link may still be the slower.
     prices = [price_over_network(position, speed) for position in (prefill, decode)]
     known = [price for price in prices if price is not None]
     price = max(known) if len(known) == 2 else max([UNKNOWN_PRICE, *known])

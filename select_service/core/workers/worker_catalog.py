@@ -25,14 +25,14 @@ from select_service.schemas.common import (
 from select_service.schemas.workers import Lifecycle, WorkerPatch, WorkerRecord, WorkerRegistration
 
 WORKERS_MAX = 4096
-"""Maximum number of registered workers, without deleted ones."""
+"""Maximum number of registered workers; deleted workers do not count."""
 DELETED_WORKERS_MAX = 1024
 """Maximum number of records of deleted workers, kept to repeat DELETE and to revive by PATCH."""
 BLOCK_SIZE_MAX = 1024
 """Maximum block size, tokens."""
 
 COMPARED_WORKERS_MAX = 64
-"""Maximum number of workers at one endpoint compared for equal ranks."""
+"""Maximum number of workers at an endpoint compared for equal ranks."""
 RANKS_PER_STEP = 128
 """Ranks per step of the endpoint validation."""
 
@@ -99,7 +99,7 @@ class RegisteredWorker:
     def kv_endpoints(self) -> Mapping[int, str | None]:
         """Return the KV event endpoints by dp_rank, in order. The single form is for one rank.
 
-        A worker whose index is assumed has none, whatever is registered.
+        A worker with an assumed index has no endpoint, whatever is registered.
         """
         ranks, by_rank = self.dp_ranks(), self.registration.kv_events_endpoints
         if not self.has_events:
@@ -309,7 +309,7 @@ class WorkerCatalog:
         self._with_metrics: dict[int, None] = {}
         """Workers with a metrics endpoint."""
         self._at_endpoint: dict[tuple[PartitionKey, str], dict[int, None]] = {}
-        """Ids of workers of one partition with the same `endpoint`, by `_engine_location`."""
+        """Ids of workers of a partition with the same `endpoint`, by `_engine_location`."""
         self.models: Counter[str] = Counter()
         """Number of records per model; models without records are left out."""
         self.changes = 0

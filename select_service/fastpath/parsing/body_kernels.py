@@ -3,8 +3,8 @@ fields.
 
 A common body is an object of known keys, each once with a value of its type: lists of integers,
 integers, fractions of a few digits, and texts of plain ASCII without escapes.  Null is accepted
-where it means the same as omission, as generated clients often write it.  Requests that the
-ordinary path would refuse, or answer with a warning, are not common.
+where it means omission, because generated clients often write null.  Requests that the ordinary
+path would refuse, or answer with a warning, are not common.
 
 Source: RFC 8259; the fields are those of `bodies`.
 """
@@ -126,7 +126,7 @@ KEYS = (
     (b"decode", NULL_ONLY, PAIR_ROUTES, 0),
     (b"topology", NULL_ONLY, PAIR_ROUTES, 0),
 )
-"""Key, its entry in the fields, the routes that accept it, the largest number.
+"""Key, entry in the fields, routes that accept the key, largest number.
 
 U64_MAX itself is excluded: its 64 bits mean NONE.
 """

@@ -243,8 +243,8 @@ def number_in(data, first, end):
 
 @compiled(forceinline=True)
 def integer_in(data, first, end):
-    """Return (the 64 bits of a number with an optional minus, whether it is invalid as in number_in
-    or -0, whether it has a minus).
+    """Return (the 64 bits of a number with an optional minus, whether invalid as in number_in or
+    -0, whether there is a minus).
     """
     minus = I(data[U(first)] == DASH)
     value, wrong = number_in(data, first + minus, end)

@@ -1,6 +1,6 @@
 """Layout of the parser's output, an int64 array, and the limits of common requests.
 
-Offsets are indexes into the parsed bytes.  A text is its offset and its length, in ASCII without
+Offsets are indexes into the parsed bytes.  A text is an offset and a length, in ASCII without
 escapes.  NONE: not given.
 """
 

@@ -1,7 +1,7 @@
 """Repeated heads: most clients send the same head again, except for its content-length.
 
-The last accepted head is kept with its fields.  A head of the same bytes, whose content-length has
-as many digits, gets these fields with its own length: a tenth of the work of parsing.
+The last accepted head is kept with its fields.  A head of the same bytes, with as many digits in
+its content-length, gets these fields with its own length: a tenth of the work of parsing.
 """
 
 # mypy: ignore-errors
@@ -40,7 +40,7 @@ def _differ(data, kept, begin, end):
 
 @compiled()
 def read_same_head(data, end, state, kept_at, fields_at):
-    """Fill the fields of a request at 0 if its head is the kept one; return whether it is.
+    """Fill the fields of a request at 0 if the head equals the kept head; return whether it does.
 
     kept_at, fields_at: pairs of the kept head and of its fields in `state`
     """

@@ -71,11 +71,11 @@ class _KeptConnection:
 
 
 class ConnectionPool:
-    """Pool of at most `connections_max` connections, including idle ones.
+    """Pool of at most `connections_max` connections, active and idle.
 
     Half of the connections are kept alive, one per origin, for the origins that were requested
     first and are still in use.  The other half serves everything else on one-shot connections:
-    further origins, requests to an origin whose connection is in use, and methods other than GET.
+    further origins, requests to an origin with its connection in use, and methods other than GET.
     Origins that never answer therefore block only such requests.
     """
 

@@ -50,7 +50,7 @@ class HttpSession:
         connections_max: int = CONNECTIONS_MAX,
         tls: ClientTls | None = None,
     ) -> None:
-        """connections_max: maximum number of connections, including idle ones; at least 2
+        """connections_max: maximum number of connections, active and idle; at least 2
         tls: trusted CAs and client certificate; None means the CAs of the system
         """
         self.tls = tls

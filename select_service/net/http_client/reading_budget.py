@@ -1,7 +1,7 @@
 """CPU budget of an event loop for reading responses of other servers.
 
 All readers share one queue: connections with unparsed bytes, texts to be parsed.  Each takes a
-small step and goes to the end of the queue, so no response waits for the end of another one.  An
+small step and goes to the end of the queue, so no response waits for the end of another.  An
 iteration of the loop has time for some steps, and reading gets a limited share of each second: a
 server with expensive responses slows down only those responses.
 """
@@ -34,7 +34,7 @@ Never raises.
 
 
 class ReadingBudget:
-    """Reading budget of one event loop."""
+    """Reading budget of an event loop."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""TLS of one connection over an in-memory buffer, so that decryption can run in steps.
+"""TLS of a connection over an in-memory buffer, so that decryption can run in steps.
 
 The TLS of the event loop decrypts all received data at once, and one-byte records cost twenty times
 their content.

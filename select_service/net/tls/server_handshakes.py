@@ -97,7 +97,7 @@ class HandshakeContext(ssl.SSLContext):
 
 
 class _Handshake(ssl.SSLObject):
-    """Handshake of one connection, afterwards its TLS object."""
+    """Handshake of a connection, afterwards its TLS object."""
 
     owner: HandshakeContext
 

@@ -9,7 +9,7 @@ from select_service.net.tls.certificates import earliest_expiry
 from select_service.net.tls.tls_paths import CertificatePair, ClientTlsPaths, ServerTlsPaths
 
 BYTES_MAX = 1 << 20
-"""Size limit of one file."""
+"""Size limit of a file."""
 _MISFITS = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
 
 

@@ -53,7 +53,7 @@ class ConnectorDecision(Struct, frozen=True, kw_only=True, omit_defaults=True):
     decision_id: int | None = None
     """Number of the platform's current decision, if numbered."""
     replaced: tuple[int, ...] = ()
-    """Lost workers whose replacement has begun."""
+    """Lost workers with a replacement that has begun."""
 
 
 class ConnectorError(Exception):
@@ -82,7 +82,7 @@ class PlatformConnector(Protocol):
         """Request so many replicas, and other replicas in the places of lost workers.
 
         Long steps (drains, postponed raises) continue in `wait`; a new request replaces the rest of
-        the last one.
+        the last.
         """
         ...
 

@@ -137,7 +137,7 @@ _Answer = TypeVar("_Answer")
 
 
 class SelectorClients:
-    """Replicas of the selector for one model and tenant.
+    """Replicas of the selector for a model and tenant.
 
     urls:     addresses of all replicas
     key_file: file with the key for selectors

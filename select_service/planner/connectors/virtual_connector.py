@@ -63,7 +63,8 @@ class VirtualConnector:
 
     path:  file of the state; None means the state ends with the process
     mode:  mode of the file
-    ready: function for serving replicas; without it, or without its answer, acknowledgements count
+    ready: function for serving replicas; without the function, or without an answer,
+        acknowledgements count
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class VirtualConnector:
         leaving = self._drain is not None and role in self._drain.roles
         going = 0 if self._drain is None else self._drain.fewer.get(role, 0)
         if expected is None:
-            # Never decided: whether workers beside the ready ones have a replica is unknown.
+            # Never decided: whether workers that are not ready have a replica is unknown.
             return RoleReplicas(ready=ready, in_progress=leaving, draining=going)
         return RoleReplicas(
             ready=ready,

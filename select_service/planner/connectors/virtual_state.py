@@ -22,7 +22,7 @@ ADOPT_AFTER_S = 60.0
 """Time after the acknowledgement from which surplus replicas count as added on purpose, seconds."""
 
 REPLACED_MAX = 1024
-"""Limit of the workers to replace that one decision names; the latest ones stay."""
+"""Limit of the workers to replace that a decision names; the latest stay."""
 
 
 class CountsEffect(StrEnum):
@@ -62,7 +62,7 @@ class VirtualDecision(Struct, frozen=True, kw_only=True):
     victims: tuple[int, ...] = ()
     """Workers that were drained for the decision and should be removed."""
     replace: tuple[int, ...] = ()
-    """Lost workers to end, and to start anew in their places; the counts include them."""
+    """Lost workers to end and to start anew in place; the counts include them."""
 
     def role_count(self, role: Role) -> int | None:
         """Return the count of a role, or None if never decided."""

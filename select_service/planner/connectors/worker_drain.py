@@ -1,6 +1,6 @@
 """Drain of surplus replicas, so that their requests finish first.
 
-A drain holds the chosen workers, its start and its progress; the drainer advances by one step at a
+A drain holds the chosen workers, the start and the progress; the drainer advances by one step at a
 time, so that a tick never waits for requests of minutes.  After the timeout the remaining workers
 are removed anyway: a hanging engine must not hold its GPU for ever.
 """
@@ -138,7 +138,7 @@ class WorkerDrainer:
         for role, count in fewer.items():
             # Workers already chosen come first, as their drain has progressed.
             going = () if before is None else before.workers_of_role(role)[:count]
-            # Another actor's drain removes its worker without this one.
+            # Another actor's drain removes its worker without this drain.
             others = [one for one in loads if not (one.drains or one.worker_id in going)]
             chosen = least_used_workers(others, role, count - len(going))
             victims += [(worker, role) for worker in going]

@@ -51,10 +51,10 @@ class RoleDiagnostics(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Results of all stages for a role.
 
     num_gpu:    GPUs of a replica, as counted
-    decided_by: builtin loop or plugin whose number is the reconciled count, or bounds it
+    decided_by: builtin loop or plugin with the number that is or bounds the reconciled count
     num_gpu:  GPUs of a replica, as counted
     serving:  ready replicas that do not drain; None means all
-    draining: replicas that finish their requests before they go
+    draining: replicas that finish their requests before the end
     """
 
     ready: int

@@ -147,7 +147,7 @@ def without_foreign_roles(
 ) -> Iterator[Proposal]:
     """Yield the proposals without targets of roles that the mode does not have.
 
-    Answers are checked when they arrive; recorded ones may be from another mode.
+    Answers are checked when they arrive; recorded answers may be from another mode.
     """
     names = {str(role) for role in roles}
     for proposal in proposals:

@@ -21,7 +21,7 @@ def apply_predictions(
     for answer in ranked:
         own = answer.prediction
         # Both numbers of requests come from one plugin: the demand of one predictor above the
-        # requests of another would be nobody's plan.
+        # requests of another would be the plan of neither.
         has_requests = own.requests is not None or own.demand_requests is not None
         if has_requests and "requests" not in given:
             requests = builtin.requests if own.requests is None else own.requests

@@ -53,7 +53,7 @@ class ReconciledCounts(Struct, frozen=True, kw_only=True):
     rejected:    "source: reason" of the proposer that ended the tick; targets are then empty
     final_from:  source of the final proposal that was taken
     set_dropped: components with a SET that was not allowed
-    deciders:    source whose number is the count, by component; none where the baseline stays
+    deciders:    source of the number that is the count, by component; none where the baseline stays
     floors:      greatest AT_LEAST of plugins by component
     """
 
@@ -95,8 +95,7 @@ def reconcile_proposals(
             return ReconciledCounts(targets={}, rejected=f"{proposal.source}: {proposal.reject}")
     finals = [proposal for proposal in proposals if proposal.final and proposal.targets is not None]
     if finals:
-        # Of several final proposals the one with the smallest priority is taken; ties go to the
-        # first.
+        # Of several final proposals the smallest priority is taken; ties go to the first.
         return _final_targets(min(finals, key=lambda final: final.priority), baseline, set_allowed)
     return _bounded_targets(proposals, baseline, set_allowed)
 

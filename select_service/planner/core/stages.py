@@ -65,7 +65,7 @@ class CallOutcome(StrEnum):
 
     ANSWERED = "answered"
     REPEATED = "repeated"
-    """The plugin is not due by its `interval_s`; its last answer counts."""
+    """The plugin is not due by its `interval_s`; the last answer counts."""
     FAILED = "failed"
     TIMED_OUT = "timed_out"
     INVALID = "invalid"

@@ -69,7 +69,7 @@ _Settings = TypeVar("_Settings", bound=DeploymentSettings)
 class TickEffects(Struct, frozen=True, kw_only=True):
     """Effects of a tick.
 
-    scale_to: replicas of roles that shall change, including lost ones; None means no change
+    scale_to: replicas of roles that shall change, including lost replicas; None means no change
     wished:   the same, also in advisory mode
     replace:  lost workers to be replaced in their place
     """
@@ -201,7 +201,7 @@ class PlannedDeployment:
         """Choose lost workers to replace; return the counts with their new replicas starting."""
         losses = self._inventory.losses
         roles = {w.worker_id: role for role, workers in losses.lost.items() for w in workers}
-        # Replicas on the move may be the replacement of an earlier one.
+        # Replicas on the move may replace an earlier replica.
         may = {
             role: now.lost > 0 and not standing.is_changing for role, now in standing.roles.items()
         }

@@ -118,7 +118,7 @@ class PairWindow(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def local_share(self) -> float:
-        """Part of all requests, with and without a pair, whose decode rank computes the prompt."""
+        """Part of all requests, also without a pair, that leave the prompt to the decode rank."""
         local, remote = (
             0.0 if bins is None else bins.total
             for bins in (self.local_uncached, self.remote_uncached)
@@ -212,7 +212,7 @@ class RoleReplicas(Struct, frozen=True, kw_only=True, omit_defaults=True):
     startup_only: bool = False
     """Whether the connector has verified that replicas only start: none drains or rolls."""
     draining: int = 0
-    """Replicas that finish their requests before they go."""
+    """Replicas that finish their requests before the end."""
     draining_is_ready: bool = False
     """Whether `ready` counts the draining replicas."""
     limits: EngineLimits | None = None

@@ -14,7 +14,7 @@ from select_service.planner.core.stages import BUILTIN_SOURCES
 
 _CLASS_PATH: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _GRPC: Final = {"grpc": "http", "grpcs": "https"}
-"""Schemes of gRPC, with the schemes whose rules they follow."""
+"""Schemes of gRPC, with the schemes that give them their rules."""
 
 
 def find_plugin_faults(config: PlannerConfig) -> Iterator[str]:

@@ -159,7 +159,7 @@ class HostedPlugin:
         return None
 
     def _repeat_last(self, last: _LastCall, now_s: float) -> tuple[PluginAnswer | None, PluginCall]:
-        """Return the result of the last call, because the next one is not due."""
+        """Return the result of the last call, because the next is not due."""
         if last.record.is_good:
             return last.answer, replace(last.record, outcome=CallOutcome.REPEATED, seconds=0.0)
         held = self._held_answer(last, now_s)

@@ -1,4 +1,4 @@
-"""Way to a plugin: its interface, its request and the reading of its answers."""
+"""Way to a plugin: interface, request and reading of answers."""
 
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol

@@ -88,7 +88,7 @@ class _IntervalRequests(NamedTuple):
         """Return whether so many replicas keep the promise."""
         start_s = self.requests[0].arrived_s if self.requests else self.begin_s
         fleet = SimulatedFleet(replace(self.options, drain_s=inf), replicas, start_s)
-        # Runs modify their requests, and every guess needs fresh ones.
+        # Runs modify their requests, and every guess needs fresh requests.
         copies = [
             SimulatedRequest(each.arrived_s, each.isl, each.osl, each.uncached)
             for each in self.requests

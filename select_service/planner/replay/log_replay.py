@@ -67,7 +67,7 @@ class _AppliedReplacements(Struct):
 
 
 def _replaced_workers(line: TickLine) -> set[int]:
-    """Return the workers whose replacement the platform began. Raises msgspec.DecodeError."""
+    """Return the workers that the platform began to replace. Raises msgspec.DecodeError."""
     applied = msgspec.json.decode(line.applied, type=_AppliedReplacements | None)
     return set() if applied is None else set(applied.replaced)
 

@@ -43,7 +43,7 @@ class SimulatedRequest(Struct, eq=False):
     first_s: float | None = None
     done_s: float | None = None
     ahead_tokens: float = 0.0
-    """Prefill tokens queued on its engine at its arrival."""
+    """Prefill tokens queued on the engine at the request's arrival."""
 
     @property
     def ttft_s(self) -> float | None:

@@ -105,7 +105,7 @@ class DeploymentSources:
             self._registering_until = now + REGISTRATION_S
         fewer = any(found.get(role, 0) < count for role, count in self._last_workers.items())
         # A lower count during the registration period would look like lost replicas, and start new
-        # ones.
+        # replicas.
         if fewer and now < self._registering_until:
             return None
         self._last_workers, self._registering_until = found, now
@@ -395,7 +395,7 @@ class DeploymentRunner:
                 )
 
     def _merge_limits(self, role: Role, found: RoleReplicas) -> EngineLimits:
-        """Return limits from the file, else observed ones, else the platform's."""
+        """Return limits from the file, else observed limits, else the platform's."""
         given: ConfiguredLimits = getattr(self.config, f"{role}_limits")
         observation = self.sources.last_observation
         seen = None if observation is None else observation.limits.get(role)

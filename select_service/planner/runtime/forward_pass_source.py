@@ -24,7 +24,7 @@ RANKS_MAX = 16384
 PASSES_MAX = 64
 """Maximum passes of a rank kept between two ticks, the newest."""
 MESSAGES_MAX = 512
-"""Maximum messages read from the socket of a role in one turn of the loop."""
+"""Maximum messages read from the socket of a role in a turn of the loop."""
 REST_S = 0.25
 MESSAGE_BYTES_MAX = 1 << 16
 

@@ -96,7 +96,7 @@ class _RequestGuard:
         try:
             await self._app(scope, receive, sending)
         except asyncio.CancelledError:
-            # A second answer on the same connection would corrupt the first one.
+            # A second answer on the same connection would corrupt the first.
             if has_begun:
                 raise
             ending = error_response(

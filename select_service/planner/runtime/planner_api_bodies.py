@@ -46,7 +46,7 @@ class RoleReplicasBody(Struct):
     decided_by: builtin loop or plugin that gave or bounded the count
     lost:       replicas that health has taken out, with the ids of their workers
     spares:     idle spares among the ready replicas
-    draining:   replicas that finish their requests before they go
+    draining:   replicas that finish their requests before the end
     """
 
     ready: int | None

@@ -1,7 +1,7 @@
 """Prometheus metrics of the states at the scrape, possibly in another thread than the updates.
 
-Metrics of Dynamo's planner keep its names, with the additional label `deployment`. The states
-of its two enumerations keep its order, followed by ours.
+Metrics of Dynamo's planner keep its names, with the additional label `deployment`. The states of
+both enumerations keep Dynamo's order, followed by ours.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -85,7 +85,7 @@ async def _run_until_signal(
         )
         http = await closing.enter_async_context(PlannerHttpClient(tls))
         _check_configured_files(config)
-        # The port comes first: a second planner on it must fail before it locks or writes any file.
+        # The port comes first: a second planner there must fail before locking or writing any file.
         listener = closing.enter_context(_bind_port(config))
         for lock in lock_files(config):
             closing.enter_context(lock)

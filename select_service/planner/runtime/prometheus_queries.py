@@ -71,7 +71,7 @@ class TrafficQueries:
         return f"count by (model, dynamo_namespace) (last_over_time({names}[{CENSUS_WINDOW}]))"
 
     def _requests_query(self, window: str) -> str:
-        """Return the query of started requests; of completed ones where none are exported.
+        """Return the query of started requests, or of completed requests if none are exported.
 
         Completed requests are less than the demand while answers are long or engines overloaded.
         """
@@ -87,7 +87,7 @@ class TrafficQueries:
         return _ratio_query(f"{self._prefix}_{name}", self._of_source, window)
 
     def _draft_query(self, window: str) -> str:
-        """Return the query of vLLM's accept length: the base token and the accepted ones."""
+        """Return the query of vLLM's accept length: the base token and the accepted tokens."""
 
         def rate(what: str) -> str:
             """Return the query of a rate."""

@@ -89,7 +89,7 @@ class PrometheusTraffic:
     async def read_traffic(self, window_s: float, *, is_whole: bool = True) -> TrafficWindow:
         """Return the last `window_s` seconds. Raises HttpError if Prometheus does not answer.
 
-        is_whole: whether replicas are sized by the window; shorter ones may have too few scrapes
+        is_whole: whether replicas are sized by the window; shorter windows may have too few scrapes
         """
         # PromQL has no fractions of a second, and no window of 0.
         window = max(1, round(window_s))
@@ -108,7 +108,8 @@ class PrometheusTraffic:
         """Describe needed values without series; None before a whole window has been observed."""
         missing = [each.query for each in values if each.query.is_needed and not each.has_series]
         requests = next(each.number for each in values if each.query.field == "requests")
-        # Histograms appear with the first answer, so that a window of 0 requests may lack them.
+        # Histograms appear with the first answer, so that a window of 0 requests may lack
+        # histograms.
         if not missing or requests == 0.0:
             return None
         if self._clock() - self._since < window - WINDOW_TOLERANCE_S:

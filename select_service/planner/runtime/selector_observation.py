@@ -1,8 +1,7 @@
 """Conversion of the selectors' answers at /planner/observation to the planner's input. No I/O.
 
-docs/reference/api.md describes the fields. Selectors have different requests, so their numbers are
-added;
-all of them know the load of a rank, so the highest counts.
+docs/reference/api.md describes the fields. Selectors have different requests, so the numbers are
+added; all selectors have the load of a rank, so the highest counts.
 """
 
 from collections import Counter

@@ -98,7 +98,7 @@ def make_conversation(
 ) -> DemoConversation:
     """Return a conversation.
 
-    turns: for each turn the tokens of its prompt and of its answer, and the pause behind it
+    turns: for each turn the tokens of prompt and answer, and the pause behind
     """
     chain = catalog.number_blocks(tokens)
     return DemoConversation(

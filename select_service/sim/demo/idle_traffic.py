@@ -33,7 +33,7 @@ RETRY_S = 1.0
 class PatientClient(ServiceClient):
     """Client that survives all changes that users make to the service meanwhile.
 
-    A request waits until a worker of the demo accepts it, and ends if its worker is removed.
+    A request waits for a worker of the demo, and ends if that worker is removed.
     """
 
     def __init__(self, base_url: str, model_name: str, workers: int) -> None:

@@ -75,7 +75,7 @@ class KvPublisherSockets:
         return self._replay.get_string(zmq.LAST_ENDPOINT)
 
     def publish_batch(self, events: Sequence[KvEvent]) -> None:
-        """Send one batch.  Never blocks; an empty batch is not sent."""
+        """Send a batch.  Never blocks; an empty batch is not sent."""
         if not events:
             return
         frames = self._number_batch(events)
@@ -93,7 +93,7 @@ class KvPublisherSockets:
             self._live.send_multipart([TOPIC, *self._number_batch([])])
 
     async def wait_for_subscriber(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s` for a subscription and return whether there is one.
+        """Wait at most `timeout_s` for a subscription and return whether it came.
 
         Call it once.
         """

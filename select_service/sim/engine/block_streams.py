@@ -1,4 +1,4 @@
-"""Workloads: sessions of requests, whose prompts are chains of blocks."""
+"""Workloads: sessions of requests with chains of blocks as prompts."""
 
 from collections.abc import Callable
 from typing import NamedTuple

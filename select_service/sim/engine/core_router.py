@@ -79,7 +79,7 @@ class CoreScene(NamedTuple):
     ranks: tuple[RankRegistration, ...] = ()
 
     def block_hashes(self) -> BlockHashes:
-        """Return the hash of every block, for its content and its sequence at once."""
+        """Return the hash of every block, for content and sequence at once."""
         rng = np.random.default_rng([self.seed, 1])
         return rng.integers(1, 2**63, self.n_blocks + 1, np.int64).view(np.uint64)
 
@@ -92,7 +92,7 @@ class SelectorUsage(NamedTuple):
     speeds:  whether workers declare their prefill speed
     has_sessions: whether requests name their session
     has_flows: whether requests name their client as fairness_id, by the labels of the workload
-    urgent_client: label of the client whose requests have a strict_priority; None means no client
+    urgent_client: label of the client with a strict_priority in its requests; None means no client
     """
 
     reports: bool = True
@@ -140,7 +140,7 @@ def make_selector(scene: CoreScene, config: RouterConfig, setting: SelectorUsage
                 prefill_tokens_per_s=speed,
                 role=facts.role,
                 kv_transfer=facts.kv_transfer,
-                # The world writes the events into the index, nobody connects.
+                # The world writes the events into the index; no subscriber connects.
                 kv_events_endpoint=f"tcp://worker-{worker_id}:5557",
                 kv_cache=KvCacheFields(unseen_tiers=True) if knowledge.has_unseen_tiers else None,
             )

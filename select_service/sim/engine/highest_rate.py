@@ -5,7 +5,7 @@ from collections.abc import Callable
 STEP = 1.02
 """Precision of the rate."""
 RATE_RANGE = 32.0
-"""Largest factor between the rate found and the first one, in both directions."""
+"""Largest factor between the rate found and the first rate, in both directions."""
 
 
 def find_highest_rate(meets: Callable[[float], bool], first: float, step: float = STEP) -> float:

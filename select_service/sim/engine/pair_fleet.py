@@ -66,8 +66,8 @@ def split_fleet(
 class TransferLinks:
     """Network links of the hosts: each direction moves one transfer after the other.
 
-    A transfer begins when both of its links are free, and takes both until its end.  Within a host
-    blocks move at the speed behind HOST_PRICE, without a queue.
+    A transfer begins when both links are free, and takes both until its end.  Within a host blocks
+    move at the speed behind HOST_PRICE, without a queue.
     """
 
     def __init__(self, pairs: PairFleet) -> None:

@@ -287,7 +287,7 @@ class ReplayWorld:
         yield from self._plan_again(rank)
 
     def _plan_again(self, rank: int) -> WorldSteps:
-        """Let an engine look at its jobs again, after its present step."""
+        """Let an engine look at its jobs again, after the present step."""
         began = self._began[rank]
         if rank == self._completing:
             return  # the end of the step plans again

@@ -112,7 +112,7 @@ class SchedulerEngine:
         self._loading = 0
         """Tokens that the planned step loads from the host tier."""
         self.begun_moves: list[EngineJob] = []
-        """Remote jobs whose places were taken since the list was read; `cached` are there."""
+        """Remote jobs with places taken since the list was read; `cached` are there."""
         self._moving_blocks: Counter[int] = Counter()
         self._n_moving = 0
         self._kept: set[int] = set()
@@ -294,7 +294,7 @@ class SchedulerEngine:
         return True
 
     def complete_move(self, job: EngineJob) -> None:
-        """Start a job whose remote prompt has arrived; the last token is computed here."""
+        """Start a job after the arrival of its remote prompt; the last token is computed here."""
         found = job.cached // self._block_tokens
         self._moving_blocks.subtract(job.chain[found : job.held_blocks].tolist())
         self._moving_blocks += Counter()  # drops zeros

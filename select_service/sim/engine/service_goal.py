@@ -1,4 +1,4 @@
-"""Goal of a request: the time to its first token, and the time between its tokens."""
+"""Goal of a request: the time to the first token, and the time between tokens."""
 
 from collections.abc import Sequence
 

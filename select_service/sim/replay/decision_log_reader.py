@@ -43,7 +43,7 @@ class LogFilter(NamedTuple):
 
 
 class LoggedRequests(NamedTuple):
-    """Records of one model and tenant.
+    """Records of a model and tenant.
 
     `unbooked`: decisions without a reservation, which have no hashes.
     """

@@ -47,7 +47,7 @@ class PairFigures(NamedTuple):
     """Figures of the counted requests of a run at the recorded speed, in seconds and tokens.
 
     itl:       mean time between tokens
-    local:     share of requests whose decode rank computes the prompt; None without a split
+    local:     share of requests with a prompt that the decode rank computes; None without a split
     moved:     moved tokens of a request;  link_use: mean use of the links between hosts
     goodput:   most requests/s of which GOAL_SHARE keep their goal
     is_bound:  whether the search ended at its upper bound

@@ -245,7 +245,7 @@ def parser() -> CommandParser:
 
 
 def _add_fleet_flags(to: CommandParser) -> None:
-    """Add the flags of the simulated ranks, and of the requests sent to them."""
+    """Add the flags of the simulated ranks and of their requests."""
     add = to.add_value
     ranks = f"with --trace: simulated ranks (default {RANKS})"
     add("--ranks", whole_number(1, RANKS_MAX), "N", ranks)

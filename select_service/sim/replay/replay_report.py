@@ -86,7 +86,7 @@ def _table_rows(found: FiguresByPolicy) -> list[list[str]]:
 
 
 def render_svg(title: str, found: FiguresByPolicy) -> str:
-    """Return a bar chart: a row for each policy with its times and its hit rate."""
+    """Return a bar chart: a row for each policy with times and hit rate."""
     height = TOP + ROW * len(found) + 16
     parts = [_render_text(8, 18, title, weight="bold")]
     parts += [_render_text(8, TOP + ROW * (n + 0.62), name) for n, name in enumerate(found)]

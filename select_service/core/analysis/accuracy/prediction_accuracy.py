@@ -1,4 +1,4 @@
-"""Accuracy of the predictions about one rank, as running means."""
+"""Accuracy of the predictions about a rank, as running means."""
 
 from select_service.core.identity import Rank
 
@@ -10,7 +10,7 @@ SUSPECT_BELOW = 0.5
 
 
 class PredictionAccuracy:
-    """Accuracy of one rank; restarts with the rank's index."""
+    """Accuracy of a rank; restarts with the rank's index."""
 
     __slots__ = (
         "_drained_s",
@@ -58,8 +58,7 @@ class PredictionAccuracy:
         """
         rate = self.tokens_per_s
         kept = 1.0 - 1.0 / MEMORY_CHECKS
-        # Tokens and seconds decay separately: the quotient weights long prefills more than short
-        # ones.
+        # Tokens and seconds decay separately: the quotient weights long prefills more.
         self._drained_tokens = self._drained_tokens * kept + tokens
         self._drained_s = self._drained_s * kept + seconds
         if rate is None:

@@ -1,4 +1,4 @@
-"""Checks of sampled bookings: their waiting time, and whether the index then has their prompt.
+"""Checks of sampled bookings: the waiting time, and whether the index then has the prompt.
 
 A step takes a booking from the decision ring and copies its block hashes, which the ledger keeps
 during the prefill. Placements and bookings therefore pay nothing for the checks.

@@ -23,7 +23,7 @@ from select_service.core.placement.policies.policy_registry import PolicyChoice
 from select_service.core.registry.fleet.scoped_policies import PolicyScope, ScopedPolicies
 
 EXPERIMENTS_MAX = 16
-"""Maximum number of experiments kept; the oldest ended one is dropped for a new one."""
+"""Maximum number of experiments kept; a new experiment replaces the oldest ended."""
 MEASURED_BOOKINGS_MAX = 65_536
 """Maximum number of bookings measured at the same time."""
 PARTITIONS_PER_STEP = 64
@@ -36,7 +36,7 @@ class _MeasuredBooking(NamedTuple):
 
 
 class ArmReport(NamedTuple):
-    """Metrics of one policy.
+    """Metrics of a policy.
 
     is_measured: whether a booking at this time, by this policy, is measured
     """
@@ -47,7 +47,7 @@ class ArmReport(NamedTuple):
 
 
 class ExperimentReport(NamedTuple):
-    """Metrics of one experiment."""
+    """Metrics of an experiment."""
 
     id: str
     scope: PolicyScope
@@ -178,7 +178,7 @@ class Experiments:
         self._followed[booking.reservation_id] = followed
 
     def on_prefill_completed(self, booking: ReservationView, cause: Cause, now: float) -> None:
-        """Record the end of a prefill; only the first one of a running experiment counts."""
+        """Record the end of a prefill; only the first of a running experiment counts."""
         followed = self._followed.pop(booking.reservation_id, None)
         if followed is not None and followed.experiment.is_running:
             followed.experiment.add_measurement(followed.slot, now - followed.booked_at)

@@ -22,7 +22,7 @@ STEP_S = 0.05
 ROWS_MAX = 10
 """Maximum decisions per step: 200 per second, a tenth of a millisecond each."""
 BACKLOG_MAX = 1024
-"""Maximum number of waiting decisions; older ones are skipped."""
+"""Maximum number of waiting decisions; older decisions are skipped."""
 
 
 class ShadowComparison(NamedTuple):
@@ -46,7 +46,7 @@ class ShadowComparison(NamedTuple):
 
 @dataclass(slots=True)
 class ShadowSums:
-    """Sums over the decisions of one policy.
+    """Sums over the decisions of a policy.
 
     no_choice: decisions with a single candidate or a given rank, excluded from all other numbers
     regret, lowest_cost: in the unit of the shadow's cost, over finite costs
@@ -92,7 +92,7 @@ class ShadowReport(NamedTuple):
 
 
 class ShadowPolicy:
-    """Comparison with one shadow policy; used by the event loop thread only."""
+    """Comparison with a shadow policy; used by the event loop thread only."""
 
     def __init__(self, ring: DecisionRing, choice: PolicyChoice, router: RouterConfig) -> None:
         """Create the comparison; router holds the other settings, without overrides of requests."""

@@ -1,4 +1,4 @@
-"""Average of several answers of one rank to the same prompt.
+"""Average of several answers of a rank to the same prompt.
 
 Noise differs in every answer, and the effect of a corrupt weight does not. If several answers
 deviate slightly, their mean tells the two causes apart.

@@ -19,7 +19,7 @@ ANSWERS_MAX = 16
 
 
 class CheckResult(NamedTuple):
-    """Result of one check.
+    """Result of a check.
 
     started_at: time of its first request
     latency_ms: latency of the passed attempt; None means not counted

@@ -93,7 +93,7 @@ class StoredReference(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class _References:
-    """References of one key.
+    """References of a key.
 
     agreed: answer of two thirds
     own: first answer of each rank, without agreement

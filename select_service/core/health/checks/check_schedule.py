@@ -159,7 +159,7 @@ class CheckSchedule:
     def _is_full(self) -> bool:
         """Whether new checks have to wait; checks in progress go first."""
         taken = len(self.in_flight) - len(self._pausing) + len(self._waiting)
-        # Waiting checks count as taken: finishing started checks has priority over new ones.
+        # Waiting checks count as taken: finishing started checks has priority over new checks.
         return taken >= IN_FLIGHT_MAX or len(self.in_flight) >= CHECKS_MAX
 
     def take_due(self, now: float) -> DueCheck | None:
@@ -175,7 +175,7 @@ class CheckSchedule:
                 return None
             at, _, rank = heappop(heap)
             turn = self._turns.get(rank)
-            # Replanning pushes a new entry and leaves the old one in the heap.
+            # Replanning pushes a new entry and leaves the old entry in the heap.
             if turn is None or turn.at != at:
                 continue
             # A late regular check is dropped, as a backlog would only postpone all others.

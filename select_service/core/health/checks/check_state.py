@@ -53,7 +53,7 @@ class CheckOrder(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """Result of one request of a check.
+    """Result of a request of a check.
 
     latency_ms: from the first byte sent to the last byte read
     counts_latency: the rank had no requests of ours, and our event loop was not late
@@ -85,7 +85,7 @@ class LastCheck(NamedTuple):
 
 @dataclass(slots=True)
 class CheckedRank:
-    """Check state of one rank.
+    """Check state of a rank.
 
     busy: number of consecutive checks rejected as busy
     failed_prompt: index of the prompt that the rank failed last
@@ -136,7 +136,7 @@ class RankSet:
 
 @dataclass(slots=True)
 class CheckedPartition:
-    """Check state of one partition.
+    """Check state of a partition.
 
     names: names of the prompts, in their order
     ranks: ranks that can be checked

@@ -13,7 +13,7 @@ RANKS_MIN = 3
 
 
 class CommonModeDetector:
-    """Common-mode detector of one partition; O(1) amortised per result."""
+    """Common-mode detector of a partition; O(1) amortised per result."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s

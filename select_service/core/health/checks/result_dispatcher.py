@@ -103,7 +103,7 @@ class ResultDispatcher:
         # `continue_work`.
         if len(concerned) > RANKS_PER_STEP:
             self.unfinished.append(_UnfinishedResult(concerned[RANKS_PER_STEP:], kind, result))
-        # Only the first slow check needs peers; later ones are compared with their results.
+        # Only the first slow check needs peers; later checks are compared with the peers' results.
         if kind in SLOW_KINDS and failures == 0:
             self.schedule_peer_checks(partition, result.rank, SLOW_PEERS, now)
 

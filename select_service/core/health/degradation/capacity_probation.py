@@ -13,7 +13,7 @@ PROVEN_S = 60.0
 
 
 class CapacityProbation:
-    """Probation of one model: the level follows rank weights until requests provide new samples."""
+    """Probation of a model: the level follows rank weights until requests provide new samples."""
 
     def __init__(self) -> None:
         self._quiet_since: float | None = None

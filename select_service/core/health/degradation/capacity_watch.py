@@ -57,7 +57,7 @@ _SOMETHING = (None,)
 
 
 class _Declared(NamedTuple):
-    """Declared decode speeds of one version of the rank table.
+    """Declared decode speeds of a version of the rank table.
 
     decode: by slot, tokens/s; 0 means not declared
     """
@@ -68,7 +68,7 @@ class _Declared(NamedTuple):
 
 @dataclass(slots=True)
 class ModelCapacity:
-    """Capacity of one model over all tenants.
+    """Capacity of a model over all tenants.
 
     capacity: None without an SLO or without known resources
     """
@@ -139,7 +139,7 @@ class CapacityWatch:
         Changes during an evaluation cause another evaluation after it.
         """
         self._now, left = now, RANKS_PER_TURN
-        # One evaluation at a time; effects during it only set the flag for the next one.
+        # One evaluation at a time; effects during an evaluation only set the flag for the next.
         if self._has_changed and not self._looks:
             self._has_changed = False
             self._looks.append(self._evaluate_all())
@@ -226,7 +226,7 @@ class CapacityWatch:
     def _share_capacity(
         self, model: ModelCapacity, keys: list[PartitionKey]
     ) -> EvaluationSteps[None]:
-        """Publish the capacity of one rank of full weight to the state machines."""
+        """Publish the capacity of a rank of full weight to the state machines."""
         total, known = 0.0, []
         for key in keys:
             partition, checked = self._partitions.get(key), self._monitor.find_partition(key)
@@ -269,7 +269,7 @@ class CapacityWatch:
 
     def _decode_of(self, key: PartitionKey, partition: Partition) -> EvaluationSteps[Floats]:
         table, model = partition.table, self._declared.get(key)
-        # Declared speeds change only with registrations, so they are cached per table version.
+        # Declared speeds change only with registrations, hence the cache per table version.
         if model is None or model.version != table.version:
             version, speeds = table.version, np.zeros(table.n_slots)
             for worker_id in table.worker_ids():

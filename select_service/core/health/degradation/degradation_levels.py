@@ -71,7 +71,7 @@ class DegradationRules(NamedTuple):
 
 
 class DegradationLevel:
-    """Degradation level of one partition."""
+    """Degradation level of a partition."""
 
     def __init__(self, rules: DegradationRules | None = None) -> None:
         self._rules = rules or DegradationRules()

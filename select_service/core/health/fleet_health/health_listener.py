@@ -9,8 +9,8 @@ class HealthListener(Protocol):
     """Listener that receives every effect in order, once, after the weights are in force.
 
     Listeners are called in `HealthService.run_turn`, never while another method runs. A listener
-    records its work and does it in its own turns. It may read everything, but must not call methods
-    of `HealthService` while it is called. Ranks may have left in the meantime.
+    records work to do in turns of its own. A listener may read everything, but must not call
+    methods of `HealthService` during the call. Ranks may have left in the meantime.
     """
 
     def on_effect(self, effect: HealthEffect, now: float) -> None:

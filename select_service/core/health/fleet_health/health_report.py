@@ -137,7 +137,7 @@ def _failures_by_worker(
     """Return failures by worker and kind, in steps, since every worker may have failed in every
     way.
 
-    Wrong answers of workers with separate metrics start at 0, so that rate() sees the first one.
+    Wrong answers of workers with separate metrics start at 0, so that rate() sees the first.
     """
     found = {
         (worker_id, kind.value): 0 for worker_id in listed_workers for kind in sorted(WRONG_ANSWERS)

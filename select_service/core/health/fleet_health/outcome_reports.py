@@ -1,4 +1,4 @@
-"""Client reports about requests: the rank they refer to, and whether they count."""
+"""Client reports about requests: the rank of each, and whether the report counts."""
 
 from select_service.core.health.health_kinds import RequestOutcome
 from select_service.core.health.health_monitor import HealthMonitor

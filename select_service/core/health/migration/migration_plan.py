@@ -55,12 +55,12 @@ class MovableReservation(NamedTuple):
 
 
 class PlannedMove(NamedTuple):
-    """Planned move of one reservation.
+    """Planned move of a reservation.
 
     target: new rank; None means that the reservation is aborted because of `why`
     ms: estimated time until the request continues
     overlap_blocks: number of blocks already cached at the target
-    leg: leg of a pair, whose id is that of the pair; None for a reservation on one rank
+    leg: leg of the pair with this id; None for a reservation on one rank
     """
 
     id: str

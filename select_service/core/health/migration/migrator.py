@@ -71,9 +71,9 @@ TARGETS_USUAL = 2048
 targets.
 """
 PLANNED_MAX = 4096
-"""Maximum number of reservations in one plan; further plans follow."""
+"""Maximum number of reservations in a plan; further plans follow."""
 LOOKS_MAX = 4
-"""Maximum number of snapshots of the rank table for one plan, in case ranks keep changing."""
+"""Maximum number of snapshots of the rank table for a plan, in case ranks keep changing."""
 
 BookingPlaces = npt.NDArray[np.int64]
 """[n, 2], row and order of bookings as in `Reservations.slot_positions`."""
@@ -257,7 +257,7 @@ class Migrator:
             # Rows are reused; the order number tells whether it is still the same reservation.
             booking = self._ledger.reservations.find_unchanged(row, order)
             # Bookings of other replicas are moved by the replica that admitted them.  Of a replica
-            # that is gone only pairs are known well enough to move them.
+            # that is gone only pairs are known well enough for moves.
             if booking is not None and (booking.origin is None or self._takes_over(booking)):
                 yield booking
 
@@ -304,7 +304,7 @@ class Migrator:
             if self._ledger.reservations.is_live(booking):
                 move = self._plan_move(movable, planning, partition, snapshot.slots)
                 is_done = self._execute_move(leaving, booking, movable.tokens, move)
-                # The target left after the plan was made; a new plan finds another one.
+                # The target left after the plan was made; a new plan finds another target.
                 stranded += [] if is_done else [(booking.row, booking.order)]
             if number % a_turn == 0:
                 yield

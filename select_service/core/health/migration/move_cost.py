@@ -1,7 +1,7 @@
 """Cost of moving a request: transfer of its KV cache, or a new prefill.
 
 Both costs are linear in tokens. Fixed costs, blocks already at the target and the target's waiting
-prefill decide between them.
+prefill decide between the methods.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ class MoveMethod(StrEnum):
 class WorkerLink(NamedTuple):
     """Link between two workers.
 
-    bandwidth: bytes/s of one shard
+    bandwidth: bytes/s of a shard
     """
 
     bandwidth: float
@@ -86,12 +86,12 @@ class CacheLayout(NamedTuple):
 
     @property
     def block_bytes_per_shard(self) -> int:
-        """Bytes of keys and values of one block; heads that do not divide evenly are rounded up."""
+        """Bytes of keys and values of a block; heads that do not divide evenly are rounded up."""
         return self._block_bytes(-(-self.kv_heads // self.tp))
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block over all shards."""
+        """Bytes of a block over all shards."""
         return self._block_bytes(self.kv_heads)
 
     def _block_bytes(self, heads: int) -> int:
@@ -112,7 +112,7 @@ class MoveTerms(NamedTuple):
 
 
 class MoveCost(NamedTuple):
-    """Cost of one move.
+    """Cost of a move.
 
     transfer_ms: None if a transfer is impossible
     bytes_per_shard: bytes that a transfer would carry
@@ -135,7 +135,7 @@ def move_cost(
     waiting: float,
     rate: float,
 ) -> MoveCost:
-    """Return the cost of moving a request to one target.
+    """Return the cost of moving a request to a target.
 
     overlap_blocks: blocks of the request already at the target
     waiting: waiting prefill at the target, tokens

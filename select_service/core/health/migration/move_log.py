@@ -19,9 +19,9 @@ EVENTS_MAX = 65_536
 
 
 class MoveEvent(NamedTuple):
-    """Completed move of one reservation; a target of None means that the move was impossible.
+    """Completed move of a reservation; a target of None means that the move was impossible.
 
-    leg: leg of a pair, whose id is that of the pair; None for a reservation on one rank
+    leg: leg of the pair with this id; None for a reservation on one rank
     """
 
     seq: int

@@ -50,7 +50,7 @@ class PairLegMoves:
         return MovableLeg(owner_of(name), leg, pair.is_migratable)
 
     def take_over(self, booking: ReservationView, now: float) -> bool:
-        """Answer for a leg of a pair whose replica is gone; return False for other reservations.
+        """Answer for a leg of a pair from a lost replica; return False for other reservations.
 
         Of the replicas that are left one does: that with the smallest router id.
         """
@@ -62,9 +62,9 @@ class PairLegMoves:
         return True
 
     def move_leg(self, leg: MovableLeg, suspicious: Collection[Rank], now: float) -> PlannedMove:
-        """Move a leg, if its request allows that and there is a rank for it.
+        """Move a leg, if the request allows that and an eligible rank is left.
 
-        suspicious: serving ranks whose checks fail; no leg moves there
+        suspicious: serving ranks with failing checks; no leg moves there
         """
         if not leg.migratable:
             return leg.abort(NOT_MIGRATABLE)

@@ -28,7 +28,7 @@ SPEEDS_PER_STEP = 2048
 
 
 class RankSnapshot(NamedTuple):
-    """Snapshot of ranks and their links to one worker; valid while the table has this version.
+    """Snapshot of ranks and their links to a worker; valid while the table has this version.
 
     slots: int64[n]
     workers: see `PlanTargets`
@@ -109,7 +109,7 @@ def make_plan_targets(
     ranks get no room.
 
     speeds: rates of the ranks of the snapshot
-    suspicious: serving ranks whose checks fail
+    suspicious: serving ranks with failing checks
     O(ranks), about 20 ns each
     """
     table, load, at = partition.table, partition.load, snapshot.slots
@@ -118,7 +118,7 @@ def make_plan_targets(
     # Infinite for unknown cache sizes, which therefore never limit a plan.
     free = np.floor(FILLABLE_SHARE * table.columns.kv_blocks[at]) - active
     serves = table.open_slots[at] & (weights > 0.0) & (at != table.find_slot(source))
-    # A rank that fails its checks is often the emptiest one, as it answers nothing.
+    # A rank with failing checks is often the emptiest, because no answers come from there.
     failing = [slot for rank in suspicious if (slot := table.find_slot(rank)) is not None]
     serves &= ~np.isin(at, np.array(failing, np.intp))
     # Kept as rows without room instead of being removed: indices equal those of the snapshot.

@@ -1,4 +1,4 @@
-"""Compiled choice of the migration target of one reservation among all ranks.
+"""Compiled choice of the migration target of a reservation among all ranks.
 
 The cost formula is that of `move_cost`, which exists in readable form for reports.
 """

@@ -5,7 +5,7 @@ from select_service.core.health.health_rules import HealthRules
 
 
 class CircuitBreaker:
-    """Circuit breaker of one rank.
+    """Circuit breaker of a rank.
 
     passed_probes: consecutive passed probes since the breaker is half open
     """

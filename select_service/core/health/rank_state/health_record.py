@@ -1,4 +1,4 @@
-"""Health record of one rank."""
+"""Health record of a rank."""
 
 from dataclasses import dataclass, field
 
@@ -20,7 +20,7 @@ WITHHELD_WEIGHT_MIN = 1.0 / 64.0
 
 @dataclass(slots=True)
 class HealthRecord:
-    """Health of one rank; written by `PartitionHealth` alone.
+    """Health of a rank; written by `PartitionHealth` alone.
 
     order: registration number within the partition
     is_spare: checked, but without requests until the rank replaces a failed rank

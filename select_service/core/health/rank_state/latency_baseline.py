@@ -1,4 +1,4 @@
-"""Usual canary latency of one rank, and detection of latency spikes.
+"""Usual canary latency of a rank, and detection of latency spikes.
 
 The anchor is the median of the first samples, so that a slow first answer (compilation, cold
 caches) does not hide later slowness. Afterwards the baseline follows slowly. The normal latency is
@@ -12,7 +12,7 @@ from select_service.core.health.health_rules import HealthRules
 
 
 class LatencyBaseline:
-    """Latency baseline of one rank, in ms; 0 before the first sample."""
+    """Latency baseline of a rank, in ms; 0 before the first sample."""
 
     __slots__ = ("_anchor_ms", "_first", "value_ms")
 
@@ -30,7 +30,7 @@ class LatencyBaseline:
             self._first.append(latency_ms)
             self.value_ms = median(self._first)
             if len(self._first) >= rules.baseline_samples:
-                # The anchor is fixed for the life of the process; only a reset starts a new one.
+                # The anchor is fixed for the life of the process; only a reset starts a new anchor.
                 self._anchor_ms, self._first = self.value_ms, []
         elif may_move:
             self.value_ms += rules.alpha * (latency_ms - self.value_ms)

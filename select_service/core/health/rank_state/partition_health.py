@@ -1,4 +1,4 @@
-"""State machine of the ranks of one partition.
+"""State machine of the ranks of a partition.
 
     healthy -> suspicious -> unhealthy -> draining -> dead, and back by passed checks
 
@@ -37,7 +37,7 @@ from select_service.core.identity import Rank
 
 
 class PartitionHealth:
-    """State machine of one partition; appends effects to a given list.
+    """State machine of a partition; appends effects to a given list.
 
     Methods about a rank require that the rank is registered. Times never decrease.
     """
@@ -130,7 +130,7 @@ class PartitionHealth:
                 self._eject_if_allowed(record, now)
             return
         # Whatever took the rank out, a process that refuses connections is away, and back when it
-        # accepts them.
+        # accepts again.
         if kind is CheckKind.CONNECT:
             record.set_cause(kind)
         if record.state is RankHealthState.DEAD:
@@ -150,7 +150,7 @@ class PartitionHealth:
             record.connection_pause_s = self._rules.connect_s
             return
         # An engine may listen long before it can answer: each connection without a passed probe
-        # doubles the pause to the next one.
+        # doubles the pause to the next.
         longest = max(self._rules.connect_s, self._rules.recovery_s)
         record.connection_pause_s = min(2.0 * record.connection_pause_s, longest)
         if record.state is RankHealthState.DEAD:
@@ -223,7 +223,7 @@ class PartitionHealth:
         return [*self.registry.out_of_rotation.values(), *self._in_slow_start.values()]
 
     def advance_timer(self, record: HealthRecord, now: float) -> None:
-        """Process the timers of one record of `records_with_timers`, unless the record is
+        """Process the timers of a record of `records_with_timers`, unless the record is
         outdated. O(1)
         """
         if not self.registry.is_current(record):
@@ -290,7 +290,7 @@ class PartitionHealth:
 
     def _return_to_service(self, record: HealthRecord, now: float) -> None:
         """Return a rank to service."""
-        # The process restarted, so its requests are gone although their reservations remain.
+        # The process restarted, so the requests are gone although their reservations remain.
         if record.state is RankHealthState.DRAINING and record.cause in PROCESS_LOST_CAUSES:
             self._release_reservations(record)
         # Starts the slow start.

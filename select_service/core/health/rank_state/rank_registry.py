@@ -20,7 +20,7 @@ SILENT_CHECKS_MIN = 2
 
 
 class RankRegistry:
-    """Health records of one partition, by rank and in order of registration."""
+    """Health records of a partition, by rank and in order of registration."""
 
     def __init__(self, rules: HealthRules) -> None:
         self._rules = rules

@@ -1,4 +1,4 @@
-"""Operations on one reservation, one compiled call each, over the header of the ledger.
+"""Operations on a reservation, one compiled call each, over the header of the ledger.
 
 `name` is uint8[n], the bytes of a reservation id.  `ledger_entry_kernels` has the entry points for
 Python and for other kernels.
@@ -315,7 +315,7 @@ def lease_session(h, row, table, session):
 
 @compiled()
 def _give_back_session(h, rows, row):
-    """Give back the lease of a session, if the row has one."""
+    """Give back the lease of a session, if the row has a lease."""
     lived, history = i64_view(h, HISTORY), row * HISTORY_NUMBERS
     session, at = lived[history + SESSION_ROW], row * FIELDS
     if h[N_SESSION_LEASES] == 0 or session <= 0:

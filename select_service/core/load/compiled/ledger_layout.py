@@ -117,8 +117,8 @@ BOOKING_FORMAT = "=6qQ4q3dq"
     LAST_OUTPUT_AT,
     # Address of the counter decremented at the end (live_count); 0 means no counter.
     COUNTER_ADDRESS,
-    # Header address of a table of sessions (session_layout), and the row of the session whose lease
-    # the reservation has; 0 means no session, the negative row that the lease was given back.
+    # Header address of a table of sessions (session_layout), and the row of the session with the
+    # reservation's lease; 0 means no session, the negative row that the lease was given back.
     SESSION_TABLE,
     SESSION_ROW,
     OBSERVED_PART,  # REQUEST_PART of the booking

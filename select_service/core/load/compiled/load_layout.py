@@ -1,4 +1,4 @@
-"""Memory layout of the header through which compiled code reaches the load of one partition.
+"""Memory layout of the header through which compiled code reaches the load of a partition.
 
 The header is an int64 array living as long as its `ActiveLoad`.  It has plain numbers and pairs
 (address, length) of arrays; the views of indexer.index.header_kernels turn a pair into an array

@@ -1,4 +1,4 @@
-"""Memory layout of the counters of one partition's reservations, for clients of this process.
+"""Memory layout of the counters of a partition's reservations, for clients of this process.
 
 An int64 array, written by kernels through the row of the partition in the sums of the ledger
 (`SUMS` in ledger_layout).  The first part only grows; readers take the difference of two reads.

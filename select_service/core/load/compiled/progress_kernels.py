@@ -57,7 +57,7 @@ U64 = np.uint64
 I64 = np.int64
 
 WALKED_BLOCKS_MAX = 1 << 16
-"""Block budget of one call for all slots; later calls continue with the remaining slots."""
+"""Block budget of a call for all slots; later calls continue with the remaining slots."""
 SLOT_WORK_MIN = 16
 """Minimum cost of a slot, in blocks."""
 

@@ -1,7 +1,7 @@
 """Exchange of prefill progress between replicas: completed tokens of the oldest prefills.
 
-The admitting replica has the prompt and reads the progress from the index.  Its peers do not have
-the block hashes and use the progress it sends.
+The admitting replica has the prompt and reads the progress from the index.  Peers do not have the
+block hashes and use the progress that they receive.
 """
 
 # mypy: ignore-errors

@@ -1,4 +1,4 @@
-"""Memory layout of the sessions of one scope, an int64 header that lives as long as its table.
+"""Memory layout of the sessions of a scope, an int64 header that lives as long as its table.
 
 pair    type     length           meaning
 ROWS    int64    rows * FIELDS    one session a row, in the fields below
@@ -31,7 +31,7 @@ ROWS, NAMES, HEADS = range(0, 6, 2)
     N_CREATED,  # sessions bound by bookings here
     N_FOLLOWED,  # bookings on the bound rank
     N_MOVED,  # bindings changed by bookings here
-    N_EVICTED,  # idle sessions removed for new ones
+    N_EVICTED,  # idle sessions removed for new sessions
     N_EXPIRED,
     N_ENDED,  # ended by callers: `session_final`, DELETE
     N_REFUSED,  # bookings that found the table full

@@ -129,7 +129,7 @@ def give_back_lease(h, row, now):
 
 @compiled()
 def update_context(h, row, worker_id, dp_rank, tokens):
-    """Set the context of a session to the length of its last turn, if that ran on its rank."""
+    """Set the context of a session to the length of the last turn, if that ran on its rank."""
     rows, at = i64_view(h, field.ROWS), row * field.FIELDS
     is_there = rows[at + field.WORKER_ID] == worker_id and rows[at + field.DP_RANK] == dp_rank
     if is_there and tokens > rows[at + field.CONTEXT]:

@@ -10,8 +10,8 @@ Key and owner identify a row.  Keys are hashes that `mix_hash` has spread, so th
 owner is a home.  A count is at least 1.  Deletion shifts later rows back, so that a free row ends
 every search.  Kernels refer to a row by `at`, the position of its first field.
 
-A full table gets a successor, and both are in use until all rows have moved: `table` is the new one
-and `old` the predecessor, or empty.  New rows go to `table`; a row of `old` moves there when
+A full table gets a successor, and both are in use until all rows have moved: `table` is the new
+table and `old` the predecessor, or empty.  New rows go to `table`; a row of `old` moves there when
 written, or in its turn (`move_rows`).  Moved rows stay in `old` as MOVED, for searches passing
 them.  The tables of the index grow differently, so that a search reads one table only; here growth
 is rare and rows are small.
@@ -51,7 +51,7 @@ The successor of a table of N rows begins with 5/8 N entries and takes 10/8 N be
 in turn; at 2 rows an entry, all have moved by 9/8 N.
 """
 MOVED_AT_ONCE_MAX = 4096
-"""Rows moved in one step, for any number of entries, while later steps can do the rest in time."""
+"""Rows moved in a step, for any number of entries, while later steps can do the rest in time."""
 MOVED = U64(0xFFFFFFFF_00000000)
 GOLDEN = U64(0x9E3779B97F4A7C15)
 
@@ -200,7 +200,7 @@ def rows_overdue(h, t, fields, entries):
 
 @compiled()
 def grow_step(h, t, fields, entries):
-    """Take one bounded step of growth, before `entries` entries are written."""
+    """Take a bounded step of growth, before `entries` entries are written."""
     if h[t + OLD_TABLE + 1] != 0:
         some = h[t + MOVED_AT_LEAST] + min(MOVED_PER_ENTRY * entries, MOVED_AT_ONCE_MAX)
         move_rows(h, t, fields, max(some, rows_overdue(h, t, fields, entries)))

@@ -126,7 +126,7 @@ class ReferenceQuery(NamedTuple):
 
 
 class ReferenceSlot(NamedTuple):
-    """Numbers of one slot.
+    """Numbers of a slot.
 
     device, cpu, external: matched blocks, cumulative
     """
@@ -245,7 +245,7 @@ def _slice_rows(plan, first, end):
 
 @compiled()
 def _slot_at(rows, query, at, has_blocks, has_inside):
-    """Return the numbers of one slot.
+    """Return the numbers of a slot.
 
     has_blocks: False when the slot certainly has no block of the prompt
     """

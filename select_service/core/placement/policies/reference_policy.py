@@ -1,4 +1,4 @@
-"""Policy `reference`: parameters of its kernels and names of its terms."""
+"""Policy `reference`: parameters of the kernels and names of the terms."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ def reference_parameters(config: RouterConfig) -> Sequence[float]:
 
 
 def credit_blocks(matched: Sequence[int], config: RouterConfig) -> float:
-    """Return the overlap credit of one slot without decay, in blocks.
+    """Return the overlap credit of a slot without decay, in blocks.
 
     matched: cumulative blocks of the slot by tier
     """

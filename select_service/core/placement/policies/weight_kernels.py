@@ -14,7 +14,7 @@ def apply_weight(cost, weight, unit):
 
     The result is infinite for weight 0 and equals the cost to the last bit for weight 1.
 
-    unit: cost of one block, so that the weight has an effect on a cost of 0
+    unit: cost of a block, so that the weight has an effect on a cost of 0
     """
     inverse = 1.0 / weight
     found = cost * inverse + unit * (inverse - 1.0)

@@ -103,7 +103,7 @@ def _own_work_at(rows, query, at):
 
 @compiled(error_model="numpy")
 def _fill_own_works(plan, rows, query, eligible):
-    """Fill OWN_WORKS of all slots; return the least own work of the eligible ones."""
+    """Fill OWN_WORKS of all slots; return the least own work of the eligible slots."""
     n_slots, own_works, whole = eligible.shape[0], f64_view(plan, OWN_WORKS), query.isl_tokens
     holding, running = u64_view(plan, HOLDING), u64_view(plan, RUNNING)
     least = whole = max(1.0, whole)

@@ -14,7 +14,7 @@ B is the block size, isl the length of the prompt, both in tokens:
                + request_price * R
                + live_price * live
                + memory_price * max(0, live - full * B * blocks of its KV cache)
-               + outside_price * u / (u + OUTSIDE_HALF)     if it is of another replica's share
+               + outside_price * u / (u + OUTSIDE_HALF)     on a rank of another replica's share
                + copy_price * (u - least u)                 if its cache is full
     speed      = declared prefill speed / the median of declared speeds; 1 when undeclared
     cost       = J / speed, times the factor of its taints, then (cost + B) / weight - B
@@ -116,7 +116,7 @@ UNREPORTED_PRICE = 0.3
 OUTSIDE_HALF = 2048.0
 """Tokens of own work that cost half the price of ranks outside the share."""
 NO_CREDIT = -0.0
-"""Neutral number of a sum: the compiler drops it, which it may not do with +0.0."""
+"""Neutral number of a sum: the compiler drops the addition, but must not with +0.0."""
 FILLED_SHARE = 0.9
 """Share of the KV cache that a full rank holds."""
 
@@ -150,7 +150,7 @@ class WorkQuery(NamedTuple):
 
 
 class WorkSlot(NamedTuple):
-    """Numbers of one slot.
+    """Numbers of a slot.
 
     outside: 1 for another replica's share, else 0
     pace: factor of J for a rank slower or faster than usual
@@ -291,7 +291,7 @@ def pace_factor(speed, usual_speed):
 
 @compiled()
 def slot_at(rows, query, at, has_blocks, has_more):
-    """Return the numbers of one slot.
+    """Return the numbers of a slot.
 
     has_blocks: False when the slot certainly has no block of the prompt
     has_more: False when certainly no slot has tokens inside a block, nor in a shared cache

@@ -15,7 +15,7 @@ from select_service.core.registry.discovery.record_template import Fields
 
 _SPECULATION = b"\nvllm:spec_decode_"
 _EAGLE_METHODS = ("eagle", "eagle3", "mtp", "dflash", "dspark")
-"""Methods of speculation for which vLLM drops a block, unless it hashes the tokens behind it."""
+"""Methods of speculation for which vLLM drops a block, unless the hash covers the tokens behind."""
 _HYBRID_WINDOW_MODELS = (
     "Llama4",
     "GptOss",

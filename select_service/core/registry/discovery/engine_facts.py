@@ -4,7 +4,7 @@ vLLM and SGLang receive the same requests, and every answer is used. Nothing is 
 without an answer is `missing`, with the reason and how to provide it.
 
 Sources: vLLM 0.33 `v1/metrics/loggers.py` (`vllm:cache_config_info`, one series for each engine
-core, whose `num_gpu_blocks` is the sum of them), `entrypoints/serve/dev/server_info` (only with
+core; `num_gpu_blocks` of a core is their sum), `entrypoints/serve/dev/server_info` (only with
 VLLM_SERVER_DEV_MODE=1); SGLang 0.5.23 `entrypoints/http_server.py` (`/server_info`) and
 `runtime_context.describe_kv_events_publisher` (its field `kv_events`).
 """

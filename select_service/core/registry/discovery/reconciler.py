@@ -7,9 +7,9 @@ workers belong to the client that registered them, and are never touched.
 * Fields patched by an operator stay until the source changes them (`differing`).
 * A worker deleted by an operator stays away until the source changes its record, or drops the
   worker and lists it again.
-* A worker dropped by its source gets no new requests. It is removed after some seconds if nothing
-  is booked on it, else after a time limit. If another source lists the worker meanwhile, that
-  source takes it over unchanged.
+* A worker dropped by its source gets no new requests. Some seconds later the worker is removed if
+  nothing is booked there, else after a time limit. If another source lists the worker meanwhile,
+  that source takes it over unchanged.
 
 Workers are examined one at a time, changed workers first and all workers periodically, so that a
 turn is bounded.

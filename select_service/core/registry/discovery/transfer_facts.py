@@ -27,7 +27,7 @@ _ENGINE_ID_CHARS_MAX = 256
 
 
 def read_vllm_transfer_facts(info: Mapping[str, Any], n_ranks: int) -> Fields:
-    """Return `role` and `kv_transfer` of a vLLM engine, as far as it reports them.
+    """Return `role` and `kv_transfer` of a vLLM engine, as far as reported.
 
     info: answer of /server_info;  n_ranks: data-parallel ranks of the engine
     """

@@ -326,7 +326,7 @@ class WorkerFleet:
     def _claim_blocks(self, partition: Partition, ranks: list[Rank]) -> None:
         """Assign recovered blocks to ranks with empty slots.
 
-        Ranks whose index is assumed take none: no event would ever remove them.
+        Ranks with an assumed index take none: no event would ever remove these blocks.
         """
         for rank in ranks if self.recovered_blocks.may_have_blocks(partition.key) else ():
             worker = self.catalog.get_worker(rank.worker_id)

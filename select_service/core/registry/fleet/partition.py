@@ -1,4 +1,4 @@
-"""Partition of one model and tenant: ranks, index, load, and the choice of a rank.
+"""Partition of a model and tenant: ranks, index, load, and the choice of a rank.
 
 `place_prompt` only reads, so a rejected or hypothetical request changes nothing.
 """
@@ -142,7 +142,7 @@ class Partition:
         return dict(zip(new, writers, strict=True))
 
     def join_ranks(self, worker: RegisteredWorker, opened: dict[Rank, SlotWriter]) -> None:
-        """Assign each new rank its slot; existing ranks keep their slot and its state.
+        """Assign a slot to each new rank; existing ranks keep slot and state.
 
         opened: writers from `open_slots` and `renew_indexes`
         """

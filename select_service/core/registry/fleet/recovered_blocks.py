@@ -2,8 +2,8 @@
 
 A dump names its partitions "model:tenant". Both names may contain colons, so the joined text is the
 key: a partition takes the blocks stored under the text of its own names. A rank takes its blocks
-once, when it gets a slot. Unclaimed blocks are dropped after a while, and blocks with another block
-size than the registered workers at once.
+once, together with a slot. Unclaimed blocks are dropped after a while, and blocks with another
+block size than the registered workers at once.
 """
 
 from collections.abc import Iterable, Iterator

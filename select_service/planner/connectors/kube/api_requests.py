@@ -32,7 +32,7 @@ class KubernetesApi(Protocol):
         ...
 
     async def close(self) -> None:
-        """Close the connections; the next call opens new ones."""
+        """Close the connections; the next call opens new connections."""
         ...
 
 

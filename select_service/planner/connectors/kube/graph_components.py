@@ -23,7 +23,7 @@ from select_service.planner.core.tick_input import Role
 
 GENERIC_WORKER: Final = "worker"
 _MODEL_FLAGS: Final = ("--served-model-name", "--model", "--model-path", "--model-name")
-"""Flags with a model's name, the one that clients use first."""
+"""Flags with a model's name, first the name that clients use."""
 _LEGACY_NAMES: Final = {
     Role.PREFILL: re.compile(r"prefill(worker)?\Z"),
     Role.DECODE: re.compile(r"decode(worker)?\Z"),

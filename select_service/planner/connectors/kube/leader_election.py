@@ -1,9 +1,8 @@
 """Leader election of planners: the holder of one `coordination.k8s.io` lease acts.
 
-As in client-go no foreign clock is trusted: a lease is free after it has not changed for its
-duration, by the local clock.  A holder stops acting 10 s after the start of its last renewal,
-others wait for 15 s after they have seen the renewal, and a write takes at most 4 s. So never do
-two planners act.
+As in client-go no foreign clock is trusted: a lease is free after its duration without a change, by
+the local clock.  A holder stops acting 10 s after the start of its last renewal, others wait for 15
+s after seeing the renewal, and a write takes at most 4 s. So never do two planners act.
 """
 
 import asyncio

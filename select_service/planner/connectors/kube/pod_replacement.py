@@ -1,4 +1,4 @@
-"""Replacement of pods whose workers health has taken out.
+"""Replacement of the pods of workers that health has taken out.
 
 The platform starts another pod in the place of a deleted one. A pod is deleted only while no
 selector sends requests to its worker; a marked pod is left to another actor.
@@ -41,7 +41,7 @@ class PodRules(NamedTuple):
 class ReplacementResult(NamedTuple):
     """Result of a replacement.
 
-    replaced: workers whose pods are being replaced
+    replaced: workers of the pods that are being replaced
     fault:    reason why another worker was not replaced; empty if there is none
     """
 
@@ -102,7 +102,7 @@ class PodReplacement:
                 log.warning("pod of a lost worker marked", extra={"fields": fields})
             return False
         path = f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(pod.metadata.name)}"
-        # A pod of the same name may be a new one, as with StatefulSets.
+        # A pod of the same name may be new, as with StatefulSets.
         condition = {"uid": pod.metadata.uid} if pod.metadata.uid else {}
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": condition}
         try:

@@ -83,8 +83,8 @@ class CountsRollout(Struct, kw_only=True):
 
 
 def have_pods_ended(standing: TargetState) -> bool:
-    """Return whether there are no surplus pods, including terminating ones."""
-    # Terminating pods hold their GPUs until they have ended.
+    """Return whether there are no surplus pods; terminating pods count."""
+    # Terminating pods hold their GPUs to the end.
     return standing.existing <= standing.replicas and not standing.terminating
 
 

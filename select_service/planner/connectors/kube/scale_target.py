@@ -276,7 +276,7 @@ def _target_state(
         ready=ready,
         existing=existing,
         terminating=leaving,
-        # Until the controller has seen the new spec, its status describes the old one.
+        # Until the controller has seen the new spec, its status describes the old spec.
         is_observed=observed is None or generation is None or observed >= generation,
         is_rolling=updated is not None and updated < (counts.replicas or 0),
         pods=there,

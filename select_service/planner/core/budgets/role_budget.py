@@ -1,4 +1,4 @@
-"""GPU budget of a deployment with one or two roles, their running replicas and their minimums."""
+"""GPU budget of a deployment with one or two roles, their running replicas and minimums."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

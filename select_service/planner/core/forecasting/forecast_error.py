@@ -76,7 +76,7 @@ class ForecastErrorQuantile:
         # deviation.
         narrowed = sqrt(max(0.0, 1.0 - chance / spread)) if spread > 0.0 else 1.0
         beyond = mean + narrowed * (interpolated_quantile(ratios, part) - mean) - 1.0
-        # Shrinks towards 1 while there are few windows, as if some accurate ones had been seen
+        # Shrinks towards 1 while there are few windows, as if some accurate windows had been seen
         # before.
         return min(
             1.0 + max(0.0, beyond) * len(ratios) / (len(ratios) + ASSUMED_ACCURATE_WINDOWS),

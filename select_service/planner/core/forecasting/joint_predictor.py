@@ -66,7 +66,7 @@ class JointPredictor:
     def add(self, load: WindowLoad, ahead: int) -> None:
         """Add a window.
 
-        ahead: windows from this one to the one that forecasts are used for, at least 1
+        ahead: windows from this window to the window of the forecasts, at least 1
         """
         said = self._advance_window()
         if said is not None:

@@ -58,8 +58,8 @@ class PredictedSeries:
     """Model with the rules common to all models.
 
     NaN counts as 0. Zeros before the first other point are ignored, also after `reset_idle_skip`.
-    With fewer than `minimum` points the last one is the prediction, and 0 without any. Never below
-    0.
+    With fewer than `minimum` points the last point is the prediction, and 0 without points. Never
+    below 0.
     """
 
     def __init__(self, model: SeriesModel, minimum: int = 1, *, in_log: bool = False) -> None:
@@ -108,7 +108,7 @@ class PredictedSeries:
         return self.predict_at(1.0)
 
     def predict_at(self, steps: float) -> float:
-        """Return the value so many points after the last one, at least 1."""
+        """Return the value so many points after the last point, at least 1."""
         if steps not in self._predictions:
             self._predictions[steps] = self._bounded_prediction(steps)
         return self._predictions[steps]

@@ -31,7 +31,7 @@ class TrafficForecast:
         self._quantile = settings.forecast_quantile
         startup_s = settings.startup_s if settings.lead else 0.0
         self._lead = min(startup_s / interval_s, LEAD_WINDOWS_MAX)
-        """Number of windows from the next one to the last requested one."""
+        """Number of windows from the next to the last requested window."""
         self._is_idle = True
         """Whether no request has arrived yet."""
         self._isl: float | None = None

@@ -200,7 +200,7 @@ class EngineModel:
     def mixed_iteration_time(self) -> Callable[[float, float, float], float] | None:
         """Return a function for the time of an iteration of an engine that prefills and decodes.
 
-        Its arguments are prefill tokens, decoding requests and their KV tokens. Measurements of
+        The arguments are prefill tokens, decoding requests and their KV tokens. Measurements of
         decoding alone have precedence over the line.
         """
         forward = self.iteration_time

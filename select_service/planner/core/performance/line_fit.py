@@ -1,6 +1,6 @@
 """Line through samples: least squares with intercept.
 
-The robust fit is one that a stall does not bend.
+A stall does not bend the robust fit.
 """
 
 from collections.abc import Sequence

@@ -59,8 +59,8 @@ class RequestTimings:
                 self._add_prompt(each.uncached_tokens, each.ahead_tokens, each.seconds)
         if self._kind != "prefill":
             blocks = [each for each in traffic.decode_samples if each.seconds > 0]
-            # Pure decode engines have no prefill in their blocks, so no selection is needed, unless
-            # they compute prompts of pairs themselves.
+            # Pure decode engines have no prefill in their blocks, so no selection is needed, except
+            # for engines that compute prompts of pairs.
             has_prefills = traffic.pairs is not None and traffic.pairs.local > 0
             is_pure = self._kind == "decode" and not has_prefills
             for block in blocks if is_pure else fastest_blocks(blocks):

@@ -157,7 +157,7 @@ class RoleLoadProposer:
     def _judge_latency(
         self, name: str, views: Sequence[EngineEstimate], slo_ms: float, ground: ScaleContext
     ) -> LoadRecord:
-        """Return the verdict on one latency target, with the guards if enabled."""
+        """Return the verdict on a latency target, with the guards if enabled."""
         step = self._settings.step
         if not self._settings.load_guards:
             return judge_latencies(views, slo_ms, ground, step)
@@ -192,7 +192,7 @@ class RoleLoadProposer:
         up = verdict.target is not None and verdict.target > ground.replicas
         if not hot or up:
             return replace(verdict, notes=notes)
-        # A hot engine among idle ones is a routing problem that more replicas would not solve.
+        # A hot engine among idle engines is a routing problem that more replicas would not solve.
         if median(view.estimate_ms for view in views) < slo_ms / 2.0:
             notes = (*notes, Reason.IMBALANCE)
         if self._hot[name] >= HOT_TICKS:
@@ -217,7 +217,7 @@ class RoleLoadProposer:
 
 
 def _median_estimate(views: Sequence[EngineEstimate]) -> EngineEstimate:
-    """Return the median of the estimates of one engine."""
+    """Return the median of the estimates of an engine."""
     afters = [view.after for view in views if view.after is not None]
     return views[-1]._replace(
         estimate_ms=median(view.estimate_ms for view in views),

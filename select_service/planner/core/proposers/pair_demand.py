@@ -12,7 +12,7 @@ class RemotePart(NamedTuple):
     """Part of the traffic that prefill ranks compute.
 
     requests: part of the requests
-    shape:    mean request, whose uncached tokens are those that prefill ranks compute
+    shape:    mean request, with the uncached tokens that prefill ranks compute
     traffic:  window with these requests and their lengths
     """
 
@@ -24,7 +24,7 @@ class RemotePart(NamedTuple):
 def find_remote_part(shape: MeanRequest, traffic: TrafficWindow) -> RemotePart:
     """Return the part of prefill ranks: everything, without local prefills.
 
-    Requests without a pair belong to it, as they name their prefill rank.
+    Requests without a pair belong to the part, because each names its prefill rank.
     """
     pairs, uncached = traffic.pairs, traffic.uncached_isl
     if pairs is None or pairs.remote_uncached is None or uncached is None or not pairs.local:
@@ -39,7 +39,7 @@ def find_remote_part(shape: MeanRequest, traffic: TrafficWindow) -> RemotePart:
 
 
 class LocalPart(NamedTuple):
-    """Part of the traffic whose prompts decode ranks compute.
+    """Part of the traffic with prompts that decode ranks compute.
 
     requests: part of the requests;  lengths: their uncached tokens
     """

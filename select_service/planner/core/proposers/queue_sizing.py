@@ -1,10 +1,10 @@
 """Sizing of prefill and decode for a latency target: queueing for prefill, batches for decode.
 
 Prefill is a queue with n servers (GI/G/n). The wait of a request is 0 with probability 1 - C, C by
-Erlang, and else exponential with the mean of Allen and Cunneen; its own time is known from the
-length of its prompt.  Decode is no queue: the pace of a batch follows from its size. The number of
-live requests and of their KV tokens varies around its mean (Little's law), so room is kept for
-the 95 % quantile of both.
+Erlang, and else exponential with the mean of Allen and Cunneen; its own time follows from the
+prompt length.  Decode is no queue: the pace of a batch follows from its size. The number of live
+requests and of their KV tokens varies around the mean (Little's law), so room is kept for the 95 %
+quantile of both.
 
 Source: A. O. Allen, Probability, Statistics, and Queueing Theory, 2nd ed. 1990, section 5.3.
 """

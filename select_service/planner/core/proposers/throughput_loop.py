@@ -67,7 +67,7 @@ class ThroughputLoop:
         self.is_idle = False
         """Whether the last forecast expects no demand at all."""
         self._recent: TrafficWindow | None = None
-        """Last known window with the distributions of the recent ones."""
+        """Last known window with the distributions of the recent windows."""
         self.unknown_windows = 0
         """Number of consecutive windows without a reading."""
         self._last: dict[Role, int] | None = None

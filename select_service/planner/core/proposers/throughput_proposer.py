@@ -69,7 +69,8 @@ class SizedDemand(NamedTuple):
     def attainment_to_size_for(self, reachable: float) -> float:
         """Return the attainment to size for; unavoidable misses stay out of the correction.
 
-        Where unavoidable misses use up the whole allowance, avoidable ones are sized for as before.
+        Where unavoidable misses use up the whole allowance, avoidable misses are sized for as
+        before.
         reachable: part of the requests that keep the target without any wait
         """
         # Misses of too long prompts are certain. The correction is about queueing, so it applies to
@@ -178,7 +179,7 @@ def size_role(
 
 
 def find_local_prefill(demand: SizedDemand, role: Role, engine: RoleEngine) -> float:
-    """Return the replicas whose whole time the prompts take that decode ranks compute.
+    """Return the replicas that are fully busy with the prompts that decode ranks compute.
 
     The other roles have none, engines with both roles have them in their own sizing.
     """
@@ -304,7 +305,7 @@ def _uncached_lengths(demand: SizedDemand) -> LengthBins:
 
 
 def _size_prefill(demand: SizedDemand, engine: RoleEngine) -> RoleSize | None:
-    """Size prefill; if too many prompts are too long, size for the helpable ones.
+    """Size prefill; if too many prompts are too long, size for the prompts that can be helped.
 
     Otherwise a slightly higher target could halve the replicas.
     """

@@ -77,7 +77,7 @@ class LostReplicas:
         self._replaced: dict[int, float] = {}
         """Replaced workers, with the time, until the worker serves or has left."""
         self._tried: dict[int, float] = {}
-        """Lost workers whose replacement did not begin, with the time."""
+        """Lost workers with a replacement that did not begin, with the time."""
         self._floors: dict[Role, int] = {}
         """Serving replicas before a loss, by role, until as many serve again or start."""
         self._before: dict[Role, int] = {}

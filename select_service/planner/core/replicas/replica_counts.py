@@ -130,7 +130,7 @@ class ReplicaInventory:
     def without_replaced(
         self, counts: ReplicaCounts, replaced: Collection[int], roles: Mapping[int, Role]
     ) -> ReplicaCounts:
-        """Return the counts after lost replicas became starting ones.
+        """Return the counts after lost replicas began to start.
 
         roles: role of each replaced worker
         """

@@ -35,7 +35,7 @@ class StartUpProgress(NamedTuple):
     ceiling: int | None
     """Limit of the replicas after a stuck start-up."""
     base: int
-    """Replicas that were ready before the start-up: they survive its withdrawal."""
+    """Replicas that were ready before the start-up, and survive its withdrawal."""
 
 
 class StartingReplicas:
@@ -69,7 +69,7 @@ class StartingReplicas:
         return seconds / known if known else None
 
     def set_count(self, count: int, at_s: float | None) -> None:
-        """Set the number of starting replicas; new ones start at `at_s`, None if unknown."""
+        """Set the number of starting replicas; new replicas start at `at_s`, None if unknown."""
         beyond = count - len(self)
         if beyond > 0:
             self._seen.append((at_s, beyond))
