@@ -1,5 +1,5 @@
-// A booking that ends with the work it is for.  It stands beside `service.ts`, which is generated
-// from the service's own document: docs/reference/typescript.md.
+// Lease: a reservation that ends with the work.  Put this file beside `service.ts`, which is generated
+// from the service's OpenAPI document: docs/reference/typescript.md.
 
 import createClient, { type Client } from "openapi-fetch";
 
@@ -7,46 +7,46 @@ import type { components, paths } from "./service.js";
 
 export type Selector = Client<paths>;
 export type Selection = components["schemas"]["Selection"];
-export type Wanted = components["schemas"]["SelectAndReserveRequest"];
-type Refusal = components["schemas"]["ErrorBody"] | components["schemas"]["OverloadedBody"];
+export type LeaseRequest = components["schemas"]["SelectAndReserveRequest"];
+type ErrorResponse = components["schemas"]["ErrorBody"] | components["schemas"]["OverloadedBody"];
 
-const ATTEMPTS = 3;
-// Longer than requests may wait, where --queue-threshold is on.
-const ANSWER_MS = 5_000;
-const PAUSE_MS = 100;
-// Far below --reservation-ttl-secs, which is an hour unless it is set.
-const RENEWAL_MS = 60_000;
+const ATTEMPTS_MAX = 3;
+// With --queue-threshold, choose a timeout above --queue-timeout-secs.
+const CALL_TIMEOUT_MS = 5_000;
+const RETRY_PAUSE_MS = 100;
+// Far below --reservation-ttl-secs (default: an hour).
+const RENEWAL_INTERVAL_MS = 60_000;
 
-// The service has answered, and said no.
-export class Refused extends Error {
+// The service refused a request.
+export class RefusalError extends Error {
   readonly code: string;
 
   constructor(
     readonly status: number,
-    refusal: Refusal,
+    response: ErrorResponse,
   ) {
-    super("message" in refusal ? refusal.message : refusal.error);
-    // That of a busy fleet has the form of the reference: its code is the status, as a number.
-    this.code = "type" in refusal ? refusal.type : refusal.code;
+    super("message" in response ? response.message : response.error);
+    // The error of a busy fleet has Dynamo's form: `code` is the status, as a number.
+    this.code = "type" in response ? response.type : response.code;
   }
 }
 
-function isRefusal(error: unknown): error is Refusal {
+function isErrorResponse(error: unknown): error is ErrorResponse {
   return typeof error === "object" && error !== null;
 }
 
-export function connected(baseUrl: string, apiKey?: string, http = fetch): Selector {
+export function createSelector(baseUrl: string, apiKey?: string, http = fetch): Selector {
   const headers = apiKey === undefined ? {} : { authorization: `Bearer ${apiKey}` };
   return createClient<paths>({ baseUrl, headers, fetch: (request) => http(request) });
 }
 
-// What is told of one request's life goes on in the background, in order; none of it may fail the
+// Reports about a request are sent in the background, in order; a failed report does not fail the
 // request.
 export class Lease {
-  #told: Promise<unknown> = Promise.resolve();
+  #reports: Promise<unknown> = Promise.resolve();
   #hasBegun = false;
   #tokens = 0;
-  readonly #renewal = setInterval(() => this.#renew(), RENEWAL_MS);
+  readonly #renewal = setInterval(() => this.#renew(), RENEWAL_INTERVAL_MS);
 
   constructor(
     readonly selection: Selection,
@@ -59,53 +59,53 @@ export class Lease {
       return;
     }
     this.#hasBegun = true;
-    this.#tell(() =>
-      this.selector.POST("/reservations/{reservation_id}/prefill_complete", this.#named()),
+    this.#queueReport(() =>
+      this.selector.POST("/reservations/{reservation_id}/prefill_complete", this.#reservationOptions()),
     );
   }
 
-  // So many more tokens of output.
+  // Reports `n` more output tokens.
   tokens(n: number): void {
     this.firstToken();
     const size = this.selection.block_size;
     const blocks = Math.floor((this.#tokens + n) / size) - Math.floor(this.#tokens / size);
     this.#tokens += n;
     for (let block = 0; block < blocks; block++) {
-      this.#tell(() =>
-        this.selector.POST("/reservations/{reservation_id}/output_block", this.#named()),
+      this.#queueReport(() =>
+        this.selector.POST("/reservations/{reservation_id}/output_block", this.#reservationOptions()),
       );
     }
   }
 
   async end(outcome?: "ok" | "failure"): Promise<void> {
     clearInterval(this.#renewal);
-    this.#tell(() => freed(this.selector, this.reservationId, outcome));
-    await this.#told;
+    this.#queueReport(() => freeReservation(this.selector, this.reservationId, outcome));
+    await this.#reports;
   }
 
   #renew(): void {
-    this.#tell(() => this.selector.POST("/reservations/{reservation_id}/renew", this.#named()));
+    this.#queueReport(() => this.selector.POST("/reservations/{reservation_id}/renew", this.#reservationOptions()));
   }
 
-  #tell(call: () => Promise<unknown>): void {
-    this.#told = this.#told.then(call).catch(() => undefined);
+  #queueReport(call: () => Promise<unknown>): void {
+    this.#reports = this.#reports.then(call).catch(() => undefined);
   }
 
-  #named() {
+  #reservationOptions() {
     const path = { reservation_id: this.reservationId };
-    return { params: { path }, signal: AbortSignal.timeout(ANSWER_MS) };
+    return { params: { path }, signal: AbortSignal.timeout(CALL_TIMEOUT_MS) };
   }
 }
 
-// Runs `work` on the rank that the service chooses for a prompt; when `work` throws, that rank is to
-// blame.
-export async function leased<T>(
+// Runs `work` on the rank that the service chooses for a prompt; an exception of `work` counts as a
+// failure of the rank.
+export async function withLease<T>(
   selector: Selector,
-  wanted: Wanted,
+  request: LeaseRequest,
   work: (lease: Lease) => Promise<T>,
 ): Promise<T> {
-  const reservation_id = wanted.reservation_id ?? wanted.selection_id ?? crypto.randomUUID();
-  const selection = await booked(selector, { ...wanted, reservation_id });
+  const reservation_id = request.reservation_id ?? request.selection_id ?? crypto.randomUUID();
+  const selection = await reserveRank(selector, { ...request, reservation_id });
   const lease = new Lease(selection, reservation_id, selector);
   let outcome: "ok" | "failure" = "failure";
   try {
@@ -117,41 +117,40 @@ export async function leased<T>(
   }
 }
 
-function freed(selector: Selector, reservation_id: string, outcome?: "ok" | "failure") {
+function freeReservation(selector: Selector, reservation_id: string, outcome?: "ok" | "failure") {
   const query = outcome === undefined ? {} : { outcome };
   return selector.DELETE("/reservations/{reservation_id}", {
     params: { path: { reservation_id }, query },
-    signal: AbortSignal.timeout(ANSWER_MS),
+    signal: AbortSignal.timeout(CALL_TIMEOUT_MS),
   });
 }
 
-// When an answer is lost the booking is asked for again, so that there is one and not two.
-async function booked(
+// Repeats the request after a lost response: `repeat` returns the first reservation, if any.
+async function reserveRank(
   selector: Selector,
-  wanted: Wanted & { reservation_id: string },
+  request: LeaseRequest & { reservation_id: string },
 ): Promise<Selection> {
   for (let attempt = 1; ; attempt++) {
     try {
-      const body: Wanted = attempt === 1 ? wanted : { ...wanted, repeat: true };
-      const signal = AbortSignal.timeout(ANSWER_MS);
-      const answer = await selector.POST("/select_and_reserve", { body, signal });
-      const { status } = answer.response;
-      if (answer.data !== undefined) {
-        return answer.data;
+      const body: LeaseRequest = attempt === 1 ? request : { ...request, repeat: true };
+      const signal = AbortSignal.timeout(CALL_TIMEOUT_MS);
+      const { data, error, response } = await selector.POST("/select_and_reserve", { body, signal });
+      if (data !== undefined) {
+        return data;
       }
-      if (!isRefusal(answer.error)) {
-        throw new Error(`${status}: not an answer of the service`); // of a proxy before it
+      if (!isErrorResponse(error)) {
+        throw new Error(`status ${response.status} without a JSON error: check proxies and baseUrl`);
       }
-      throw new Refused(status, answer.error);
-    } catch (failure) {
-      if (failure instanceof Refused) {
-        throw failure;
+      throw new RefusalError(response.status, error);
+    } catch (error) {
+      if (error instanceof RefusalError) {
+        throw error;
       }
-      if (attempt === ATTEMPTS) {
-        await freed(selector, wanted.reservation_id).catch(() => undefined);
-        throw failure;
+      if (attempt === ATTEMPTS_MAX) {
+        await freeReservation(selector, request.reservation_id).catch(() => undefined);
+        throw error;
       }
-      await new Promise((go) => setTimeout(go, PAUSE_MS * attempt));
+      await new Promise((resolve) => setTimeout(resolve, RETRY_PAUSE_MS * attempt));
     }
   }
 }

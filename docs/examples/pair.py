@@ -1,10 +1,10 @@
-r"""Let one engine compute a prompt and another one the answer.
+r"""Compute a prompt on a prefill engine and the answer on a decode engine.
 
     python docs/examples/pair.py --selector http://selector:8092 --model qwen 1 2 3 4 5 6 7 8
 
-The service chooses both engines, or one for both where that is cheaper, and says how the KV cache
-gets from one to the other. A prefill engine that fails is replaced; the other leg stays. Prints
-the answer to the token ids. Needs the extra `client`.
+The service chooses both engines, or a single engine where that is cheaper, and returns the hand-off
+of the KV cache. If the prefill engine fails, the prefill leg moves; the decode leg stays. The
+program prints the answer to the token ids. Needs the extra `client`.
 """
 
 import argparse
@@ -21,17 +21,19 @@ PREFILLS_MAX = 3
 
 
 async def call_engine(http: httpx.AsyncClient, leg: PairLeg, body: dict[str, Any]) -> Any:
-    """Return the reply of an engine. Raises httpx.HTTPError."""
+    """Return the response of an engine. Raises httpx.HTTPError."""
     headers = {"x-data-parallel-rank": str(leg.dp_rank)}
-    answer = await http.post(f"{leg.endpoint}/v1/completions", json=body, headers=headers)
-    return answer.raise_for_status().json()
+    response = await http.post(f"{leg.endpoint}/v1/completions", json=body, headers=headers)
+    return response.raise_for_status().json()
 
 
-async def complete(http: httpx.AsyncClient, lease: AsyncPairLease, body: dict[str, Any]) -> Any:
+async def complete_prompt(
+    http: httpx.AsyncClient, lease: AsyncPairLease, body: dict[str, Any]
+) -> Any:
     """Return the whole answer. Raises httpx.HTTPError, HandoffError, SelectorError."""
     for attempt in range(PREFILLS_MAX):
         try:
-            decode_body = await hand_over(http, lease, body)
+            decode_body = await run_prefill(http, lease, body)
             break
         except (httpx.HTTPError, HandoffError):
             if attempt == PREFILLS_MAX - 1:
@@ -40,21 +42,21 @@ async def complete(http: httpx.AsyncClient, lease: AsyncPairLease, body: dict[st
     return await call_engine(http, lease.decode, decode_body)
 
 
-async def hand_over(
+async def run_prefill(
     http: httpx.AsyncClient, lease: AsyncPairLease, body: dict[str, Any]
 ) -> dict[str, Any]:
-    """Let the prefill engine compute the prompt and return the body for the decode engine."""
+    """Send the prompt to the prefill engine and return the body for the decode engine."""
     if lease.handoff is None:
         return body
     prefill = call_engine(http, lease.prefill, lease.prefill_body(body))
     if lease.handoff.order == "concurrent":
-        # The decode engine waits for the blocks itself: both calls run at the same time.
+        # The decode engine waits for the blocks: both calls run at the same time.
         task = asyncio.create_task(prefill)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return lease.decode_body(body)
-    reply = await prefill
+    prefill_response = await prefill
     lease.prefill_complete()
-    return lease.decode_body(body, reply)
+    return lease.decode_body(body, prefill_response)
 
 
 async def main() -> None:
@@ -64,14 +66,14 @@ async def main() -> None:
     parser.add_argument("--local", choices=["auto", "never", "always"], default="auto")
     parser.add_argument("--max-tokens", type=int, default=16)
     parser.add_argument("token_ids", type=int, nargs="+")
-    given = parser.parse_intermixed_args()
-    body = {"model": given.model, "prompt": given.token_ids, "max_tokens": given.max_tokens}
+    options = parser.parse_intermixed_args()
+    body = {"model": options.model, "prompt": options.token_ids, "max_tokens": options.max_tokens}
     async with (
         httpx.AsyncClient(timeout=httpx.Timeout(None, connect=3)) as http,
-        AsyncSelector(given.selector, model_name=given.model) as selector,
-        selector.pair_lease(token_ids=given.token_ids, local=given.local) as lease,
+        AsyncSelector(options.selector, model_name=options.model) as selector,
+        selector.pair_lease(token_ids=options.token_ids, local=options.local) as lease,
     ):
-        answer = await complete(http, lease, body)
+        answer = await complete_prompt(http, lease, body)
         lease.tokens(answer["usage"]["completion_tokens"])
         ranks = {"prefill": lease.prefill.worker_id, "decode": lease.decode.worker_id}
         print(json.dumps({**ranks, "text": answer["choices"][0]["text"]}))

@@ -1,12 +1,13 @@
-"""Carries out a planner's decisions with processes of this machine, one engine in each.
+"""Scale engine processes of this machine by the decisions of a planner.
 
     python process_manager.py --planner http://localhost:8095 --selector http://localhost:8092 \\
         --model qwen --block-size 16 --replicas 2 \\
         -- vllm serve Qwen/Qwen3-8B --port {port} --block-size 16
 
-`{port}` and `{worker_id}` in the command are replaced. Every engine is registered as a worker as
-soon as it listens. An engine that ends by itself is started again in its place. Workers that the
-planner wants to be replaced are killed, as they may hang, and started anew.
+`{port}` and `{worker_id}` in the command are replaced. The manager registers every engine as a
+worker as soon as the engine listens. An engine that exits is started again with the same worker id
+and port. Workers in a decision's `replace` list may hang: the manager kills and restarts these
+engines.
 
 Environment: SELECTOR_API_KEY is a key of the role operator. Needs the extra `client`.
 """
@@ -22,15 +23,15 @@ import urllib.request
 
 from select_service.client import ScalingDecision, VirtualConnectorClient
 
-END_S = 30.0
+STOP_S_MAX = 30.0
 """Seconds from SIGTERM to SIGKILL."""
-LOOK_S = 1.0
-RETRY_S = 5.0
-"""Pause before an engine that ended by itself is started again, in seconds."""
+POLL_INTERVAL_S = 1.0
+RESTART_PAUSE_S = 5.0
+"""Pause before the restart of an engine that exited, in seconds."""
 
 
 class Engine:
-    """One engine process, which keeps its worker id and port over restarts."""
+    """Engine process; restarts do not change the worker id and port."""
 
     def __init__(self, options: argparse.Namespace, worker_id: int) -> None:
         self.worker_id = worker_id
@@ -40,28 +41,28 @@ class Engine:
         self._registering: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
-    def has_ended(self) -> bool:
+    def has_exited(self) -> bool:
         return self._process is None or self._process.returncode is not None
 
     async def start(self) -> None:
-        """Start the process and register its worker, which begins a new life there."""
+        """Start the process and register the worker again."""
         values = {"port": self._port, "worker_id": self.worker_id}
         command = [part.format(**values) for part in self._options.command]
         self._process = await asyncio.create_subprocess_exec(*command)
         self._registering.cancel()
-        self._registering = asyncio.ensure_future(self._register())
+        self._registering = asyncio.ensure_future(self._register_worker())
 
-    async def _register(self) -> None:
-        """Register as soon as the engine listens: until then it would count as failed."""
-        while not self.has_ended:
+    async def _register_worker(self) -> None:
+        """Register the worker as soon as the engine listens; earlier health checks would fail."""
+        while not self.has_exited:
             with contextlib.suppress(OSError):
                 _, writer = await asyncio.open_connection("127.0.0.1", self._port)
                 writer.close()
-                await self._call("POST", "/workers", self._registration())
+                await self._call_selector("POST", "/workers", self._build_registration())
                 return
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
 
-    def _registration(self) -> dict[str, object]:
+    def _build_registration(self) -> dict[str, object]:
         return {
             "worker_id": self.worker_id,
             "model_name": self._options.model,
@@ -69,26 +70,26 @@ class Engine:
             "block_size": self._options.block_size,
         }
 
-    async def end(self, by: signal.Signals = signal.SIGTERM) -> None:
-        """End the process and its worker."""
+    async def stop(self, stop_signal: signal.Signals = signal.SIGTERM) -> None:
+        """Delete the worker and stop the process."""
         self._registering.cancel()
-        await self._call("DELETE", f"/workers/{self.worker_id}")
-        await self.kill(by)
+        await self._call_selector("DELETE", f"/workers/{self.worker_id}")
+        await self.stop_process(stop_signal)
 
-    async def kill(self, by: signal.Signals) -> None:
-        """End the process; after END_S without mercy."""
+    async def stop_process(self, stop_signal: signal.Signals) -> None:
+        """Stop the process by a signal; send SIGKILL after STOP_S_MAX."""
         process = self._process
         if process is None or process.returncode is not None:
             return
-        process.send_signal(by)
+        process.send_signal(stop_signal)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), END_S)
+            await asyncio.wait_for(process.wait(), STOP_S_MAX)
             return
         process.kill()
         await process.wait()
 
-    async def _call(self, method: str, path: str, body: object = None) -> None:
-        """Call the selector; the failure of a call is printed, as the process is what counts."""
+    async def _call_selector(self, method: str, path: str, body: object = None) -> None:
+        """Call the selector; print an error, because the engine runs without a selector, too."""
         headers = {"content-type": "application/json"}
         if key := os.environ.get("SELECTOR_API_KEY"):
             headers["authorization"] = f"Bearer {key}"
@@ -98,73 +99,73 @@ class Engine:
         try:
             await asyncio.to_thread(urllib.request.urlopen, request, timeout=10)
         except (urllib.error.URLError, OSError) as error:
-            print(f"{method} {url}: {error}", flush=True)
+            print(f"selector call failed: {method} {url}: {error}", flush=True)
 
 
 class ProcessManager:
-    """Engines of one role."""
+    """Manager of the engines of a role."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self.engines: dict[int, Engine] = {}
-        self._changing = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
-    async def carry_out(self, decision: ScalingDecision) -> int:
-        """Bring the engines to the decision; return how many there are."""
+    async def apply_decision(self, decision: ScalingDecision) -> int:
+        """Replace and scale the engines; return the number of engines."""
         count = decision.num_decode
-        async with self._changing:
-            lost = [self.engines[w] for w in decision.replace if w in self.engines]
-            await asyncio.gather(*(engine.kill(signal.SIGKILL) for engine in lost))
-            await asyncio.gather(*(engine.start() for engine in lost))
+        async with self._lock:
+            hung = [self.engines[w] for w in decision.replace if w in self.engines]
+            await asyncio.gather(*(engine.stop_process(signal.SIGKILL) for engine in hung))
+            await asyncio.gather(*(engine.start() for engine in hung))
             if count is not None:
-                await self._bring_to(count, decision.victims)
+                await self._scale_to(count, decision.victims)
             return len(self.engines)
 
-    async def _bring_to(self, count: int, victims: tuple[int, ...]) -> None:
-        # Drained engines go first, then those that have ended, then the newest.
-        going = sorted(
+    async def _scale_to(self, count: int, victims: tuple[int, ...]) -> None:
+        # Drained engines first, then exited engines, then the newest engines.
+        surplus = sorted(
             self.engines.values(),
-            key=lambda e: (e.worker_id not in victims, not e.has_ended, -e.worker_id),
+            key=lambda e: (e.worker_id not in victims, not e.has_exited, -e.worker_id),
         )[: max(0, len(self.engines) - count)]
-        for engine in going:
+        for engine in surplus:
             del self.engines[engine.worker_id]
-        await asyncio.gather(*(engine.end() for engine in going))
+        await asyncio.gather(*(engine.stop() for engine in surplus))
         while len(self.engines) < count:
-            number = next(n for n in range(1, count + 1) if n not in self.engines)
-            self.engines[number] = Engine(self._options, number)
-            await self.engines[number].start()
+            worker_id = next(n for n in range(1, count + 1) if n not in self.engines)
+            self.engines[worker_id] = Engine(self._options, worker_id)
+            await self.engines[worker_id].start()
 
-    async def restart_ended(self) -> None:
-        """Start engines that ended by themselves, until cancelled."""
+    async def restart_exited(self) -> None:
+        """Restart engines that exited, until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
-            async with self._changing:
-                ended = [engine for engine in self.engines.values() if engine.has_ended]
-            if not ended:
+            await asyncio.sleep(POLL_INTERVAL_S)
+            async with self._lock:
+                exited = [engine for engine in self.engines.values() if engine.has_exited]
+            if not exited:
                 continue
-            await asyncio.sleep(RETRY_S)
-            async with self._changing:
-                for engine in ended:
-                    if self.engines.get(engine.worker_id) is engine and engine.has_ended:
+            await asyncio.sleep(RESTART_PAUSE_S)
+            async with self._lock:
+                for engine in exited:
+                    if self.engines.get(engine.worker_id) is engine and engine.has_exited:
                         await engine.start()
 
     async def run(self) -> None:
-        """Follow the planner until cancelled, then end all engines."""
-        restarting = asyncio.create_task(self.restart_ended())
+        """Follow the planner until cancelled, then stop all engines."""
+        restarting = asyncio.create_task(self.restart_exited())
         try:
-            await self._bring_to(self._options.replicas, ())
+            await self._scale_to(self._options.replicas, ())
             async with VirtualConnectorClient(self._options.planner) as planner:
                 while True:
                     decision = await planner.wait()
-                    count = await self.carry_out(decision)
+                    count = await self.apply_decision(decision)
                     await planner.complete(decision, num_decode=count)
                     print(f"decision {decision.decision_id}: {count} engines", flush=True)
         finally:
             restarting.cancel()
-            await asyncio.gather(*(e.end() for e in self.engines.values()), return_exceptions=True)
+            await asyncio.gather(*(e.stop() for e in self.engines.values()), return_exceptions=True)
 
 
-def options() -> argparse.Namespace:
+def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -172,14 +173,19 @@ def options() -> argparse.Namespace:
     parser.add_argument("--selector", required=True, help="URL of a selector")
     parser.add_argument("--model", required=True)
     parser.add_argument("--block-size", type=int, default=16)
-    parser.add_argument("--replicas", type=int, default=1, help="engines before any decision")
-    parser.add_argument("--first-port", type=int, default=18000, help="plus the worker id")
-    parser.add_argument("command", nargs="+", help="of an engine, after --")
+    parser.add_argument("--replicas", type=int, default=1, help="engines before the first decision")
+    parser.add_argument(
+        "--first-port",
+        type=int,
+        default=18000,
+        help="port of an engine: this number plus the worker id",
+    )
+    parser.add_argument("command", nargs="+", help="command of an engine, after --")
     return parser.parse_args()
 
 
 async def main() -> None:
-    running = asyncio.ensure_future(ProcessManager(options()).run())
+    running = asyncio.ensure_future(ProcessManager(parse_options()).run())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
     with contextlib.suppress(asyncio.CancelledError):
         await running

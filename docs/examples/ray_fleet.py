@@ -4,10 +4,10 @@
     python docs/examples/ray_fleet.py                   # the selectors choose
     python docs/examples/ray_fleet.py --router serve    # Serve chooses, for comparison
 
-The engines are simulated: their caches are real (blocks, eviction, KV events), their work is time.
-Everything else runs as with GPUs: put your engine into `Engine.generate`. Users hold conversations
-whose turns repeat all earlier text. The output shows how much of the prompts was cached and how
-long the first token took.
+The engines are simulated: the caches are real (blocks, eviction, KV events), computation is a
+pause. Everything else runs as with GPUs: put your engine into `Engine.generate`. In a conversation,
+each prompt repeats all earlier text. The output shows the cached share of the prompts and the time
+to the first token.
 """
 
 import argparse
@@ -44,8 +44,8 @@ ROUTER = RequestRouterConfig(
 )
 
 
-class Answered(NamedTuple):
-    """Result of one request."""
+class Completion(NamedTuple):
+    """Result of a request."""
 
     token_ids: list[int]
     cached_tokens: int
@@ -54,7 +54,7 @@ class Answered(NamedTuple):
 
 @serve.deployment(max_ongoing_requests=1000)
 class Engine:
-    """Simulated engine; each Serve replica is one."""
+    """Simulated engine of a Serve replica."""
 
     async def __init__(self) -> None:
         pool, catalog = KvBlockPool(0, CACHE_BLOCKS), BlockCatalog(BLOCK_SIZE)
@@ -75,12 +75,12 @@ class Engine:
 
     async def generate(
         self, token_ids: list[int], n_tokens: int, booked: dict[str, Any] | None = None
-    ) -> Answered:
-        """Return a made-up answer of `n_tokens`; `booked` is the router's data for `Report`."""
-        began, report = time.perf_counter(), Report(booked)
-        answer = random.choices(range(50_000), k=n_tokens)
+    ) -> Completion:
+        """Return `n_tokens` random tokens; `booked` is the router's data for `Report`."""
+        started_at, report = time.perf_counter(), Report(booked)
+        output = random.choices(range(50_000), k=n_tokens)
         pool = self.cache.pool
-        chain = self.cache.number_blocks(np.array([*token_ids, *answer], np.uint32))
+        chain = self.cache.number_blocks(np.array([*token_ids, *output], np.uint32))
         full = len(token_ids) // BLOCK_SIZE
         async with self.prefills:
             while (cached_blocks := self.cache.admit_prompt(chain[:full])) is None:
@@ -88,7 +88,7 @@ class Engine:
             self.events.publish_batch(self.cache.take_events())
             cached = cached_blocks * BLOCK_SIZE
             await asyncio.sleep((len(token_ids) - cached) / PREFILL_TOKENS_PER_S)
-        first_token_s = time.perf_counter() - began
+        first_token_s = time.perf_counter() - started_at
         report.first_token()
         while full < len(chain):
             await asyncio.sleep(BLOCK_SIZE / TOKENS_PER_S)
@@ -96,59 +96,58 @@ class Engine:
             report.tokens(BLOCK_SIZE)
         pool.release_blocks(chain, full)
         self.events.publish_batch(self.cache.take_events())
-        return Answered(answer, cached, first_token_s)
+        return Completion(output, cached, first_token_s)
 
 
-async def conversation(handle: Any, user: int, turns: int) -> list[tuple[Answered, int]]:
-    """Run the turns of one user; all users share the first instructions."""
-    own = random.Random(user)
-    said = random.Random(0).choices(range(50_000), k=SYSTEM_TOKENS)
-    answers = []
+async def run_conversation(handle: Any, user: int, turns: int) -> list[tuple[Completion, int]]:
+    """Run the turns of a user; all users share the first instructions."""
+    rng = random.Random(user)
+    prompt = random.Random(0).choices(range(50_000), k=SYSTEM_TOKENS)
+    completions = []
     for _ in range(turns):
-        said += own.choices(range(50_000), k=TURN_TOKENS)
-        answered = await handle.generate.remote(token_ids=said, n_tokens=ANSWER_TOKENS)
-        answers.append((answered, len(said)))
-        said = said + answered.token_ids
-        await asyncio.sleep(own.uniform(0, 0.5))
-    return answers
+        prompt += rng.choices(range(50_000), k=TURN_TOKENS)
+        completion = await handle.generate.remote(token_ids=prompt, n_tokens=ANSWER_TOKENS)
+        completions.append((completion, len(prompt)))
+        prompt = prompt + completion.token_ids
+        await asyncio.sleep(rng.uniform(0, 0.5))
+    return completions
 
 
-async def load(handle: Any, users: int, turns: int) -> list[tuple[Answered, int]]:
+async def run_load(handle: Any, users: int, turns: int) -> list[tuple[Completion, int]]:
     """Run all conversations concurrently."""
-    done = await asyncio.gather(*(conversation(handle, user, turns) for user in range(users)))
-    return [answer for answers in done for answer in answers]
+    runs = await asyncio.gather(*(run_conversation(handle, user, turns) for user in range(users)))
+    return [completion for completions in runs for completion in completions]
 
 
-def report(answers: Sequence[tuple[Answered, int]], seconds: float) -> None:
-    """Print cached share and times to the first token."""
-    cached = sum(answered.cached_tokens for answered, _ in answers)
-    first = sorted(answered.first_token_s * 1e3 for answered, _ in answers)
-    print(f"{len(answers)} requests in {seconds:.1f} s")
-    print(f"cached: {cached / sum(n for _, n in answers):.1%} of all prompt tokens")
-    worst = first[len(first) * 99 // 100]
-    print(f"first token: median {statistics.median(first):.0f} ms, 99th percentile {worst:.0f} ms")
+def print_summary(completions: Sequence[tuple[Completion, int]], seconds: float) -> None:
+    """Print the cached share and the times to the first token."""
+    cached = sum(completion.cached_tokens for completion, _ in completions)
+    ttft_ms = sorted(completion.first_token_s * 1e3 for completion, _ in completions)
+    print(f"{len(completions)} requests in {seconds:.1f} s")
+    print(f"cached: {cached / sum(n for _, n in completions):.1%} of all prompt tokens")
+    median, p99 = statistics.median(ttft_ms), ttft_ms[len(ttft_ms) * 99 // 100]
+    print(f"first token: median {median:.0f} ms, 99th percentile {p99:.0f} ms")
 
 
 def main() -> None:
-    """Start the fleet, load it, report, and stop it."""
+    """Start the fleet, run the load, print a summary, and stop the fleet."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--router", choices=["select-service", "serve"], default="select-service")
     parser.add_argument("--selectors", type=int, default=2)
     parser.add_argument("--engines", type=int, default=4)
     parser.add_argument("--users", type=int, default=24)
     parser.add_argument("--turns", type=int, default=8)
-    chosen = parser.parse_args()
-    ray.init(
-        num_cpus=64, include_dashboard=False, log_to_driver=False
-    )  # simulated engines need no CPU of their own
+    args = parser.parse_args()
+    # Simulated engines need no CPU.
+    ray.init(num_cpus=64, include_dashboard=False, log_to_driver=False)
     try:
-        print("selectors:", *deploy(chosen.selectors, insecure=True))
-        options = {} if chosen.router == "serve" else {"request_router_config": ROUTER}
-        app = Engine.options(num_replicas=chosen.engines, **options).bind()
+        print("selectors:", *deploy(args.selectors, insecure=True))
+        options = {} if args.router == "serve" else {"request_router_config": ROUTER}
+        app = Engine.options(num_replicas=args.engines, **options).bind()
         handle = serve.run(app, route_prefix=None)
-        began = time.perf_counter()
-        answers = asyncio.run(load(handle, chosen.users, chosen.turns))
-        report(answers, time.perf_counter() - began)
+        started_at = time.perf_counter()
+        completions = asyncio.run(run_load(handle, args.users, args.turns))
+        print_summary(completions, time.perf_counter() - started_at)
     finally:
         serve.shutdown()
         remove()

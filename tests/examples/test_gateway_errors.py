@@ -28,15 +28,15 @@ def selector():
     ],
 )
 def test_an_event_has_the_words_of_an_answer_and_no_answer_in_quotes(selector, content, message):
-    event = json.loads(selector.NoAnswer(502, json.dumps(content).encode()).as_event())
+    event = json.loads(selector.GatewayError(502, json.dumps(content).encode()).render_event())
     assert event == {"error": {"message": message, "code": 502}}
 
 
 def test_text_that_is_no_json_is_passed_on(selector):
-    event = json.loads(selector.NoAnswer(500, b"<p>\xff").as_event())
+    event = json.loads(selector.GatewayError(500, b"<p>\xff").render_event())
     assert event["error"]["message"] == "<p>\ufffd"
 
 
 def test_the_message_of_the_gateway_occurs_once(selector):
-    event = json.loads(selector.NoAnswer.because(503, "no engine is left").as_event())
+    event = json.loads(selector.GatewayError.from_message(503, "no engine is left").render_event())
     assert event == {"error": {"message": "no engine is left", "code": 503}}

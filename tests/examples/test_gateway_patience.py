@@ -53,11 +53,11 @@ def observed(*seconds):
 def test_the_patience_is_some_medians_or_twice_the_time_of_long_prompts(
     patience, seconds, least, most
 ):
-    assert least <= patience.patience_of(observed(*seconds), 33.0) <= most
+    assert least <= patience.compute_limit_s(observed(*seconds), 33.0) <= most
 
 
 def test_an_answer_without_times_changes_nothing(patience):
-    assert patience.patience_of({}, 33.0) == 33.0
+    assert patience.compute_limit_s({}, 33.0) == 33.0
 
 
 class Service:
@@ -66,7 +66,7 @@ class Service:
     def __init__(self, api):
         self._api, self.asked = api, []
 
-    async def observed(self, model):
+    async def fetch_observation(self, model):
         self.asked.append(model)
         query = {"model_name": model, "window_s": 600}
         answer = await self._api._client.get("/planner/observation", params=query)
@@ -74,7 +74,7 @@ class Service:
 
 
 def test_the_patience_follows_reports_of_callers(patience, monkeypatch):
-    monkeypatch.setattr(patience, "LOOK_S", 0.001)
+    monkeypatch.setattr(patience, "QUERY_INTERVAL_S", 0.001)
     with Api() as api:
         api.post("/workers", worker_body(1))
         api.get("/planner/observation?model_name=m")  # counting begins here
@@ -83,33 +83,33 @@ def test_the_patience_follows_reports_of_callers(patience, monkeypatch):
             assert api.post("/select_and_reserve", body).status == 200
             assert api.post(f"/reservations/{number}/prefill_complete").status == 200
         service = Service(api)
-        first = patience.FirstTokens(service, None)
-        assert first.seconds("m") == first.seconds("unknown") == patience.UNKNOWN_S
+        first = patience.FirstTokenLimits(service, None)
+        assert first.get_limit_s("m") == first.get_limit_s("unknown") == patience.DEFAULT_LIMIT_S
 
         async def follow():
-            following = asyncio.create_task(first.follow())
-            while first.seconds("m") == patience.UNKNOWN_S:
+            following = asyncio.create_task(first.follow_observations())
+            while first.get_limit_s("m") == patience.DEFAULT_LIMIT_S:
                 await asyncio.sleep(0.001)
             following.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await following
 
         api.wait_for(follow())
-        assert first.seconds("m") < patience.UNKNOWN_S
-        assert first.seconds("unknown") == patience.UNKNOWN_S
+        assert first.get_limit_s("m") < patience.DEFAULT_LIMIT_S
+        assert first.get_limit_s("unknown") == patience.DEFAULT_LIMIT_S
 
 
 def test_the_patience_of_the_operator_counts_without_a_call(patience):
-    first = patience.FirstTokens(None, 7.0)
-    asyncio.run(first.follow())
-    assert first.seconds("m") == 7.0
+    first = patience.FirstTokenLimits(None, 7.0)
+    asyncio.run(first.follow_observations())
+    assert first.get_limit_s("m") == 7.0
 
 
 def test_the_number_of_models_is_bounded(patience):
-    first = patience.FirstTokens(None, None)
+    first = patience.FirstTokenLimits(None, None)
     for number in range(2 * patience.MODELS_MAX):
-        first.seconds(str(number))
-    assert len(first._seconds) == patience.MODELS_MAX
+        first.get_limit_s(str(number))
+    assert len(first._limits_s) == patience.MODELS_MAX
 
 
 async def test_a_refusal_of_the_service_is_logged_once(caplog):
@@ -122,7 +122,7 @@ async def test_a_refusal_of_the_service_is_logged_once(caplog):
     application.router.add_get("/planner/observation", refuse)
     async with TestServer(application) as server, aiohttp.ClientSession() as http:
         selector = gateway_selector.Selector(http, str(server.make_url("/")))
-        assert [await selector.observed("m") for _ in range(2)] == [{}, {}]
+        assert [await selector.fetch_observation("m") for _ in range(2)] == [{}, {}]
     (record,) = [each for each in caplog.records if each.levelname == "WARNING"]
     assert "status 403" in record.getMessage()
     assert "--first-token-secs" in record.getMessage()

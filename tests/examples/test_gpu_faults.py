@@ -33,17 +33,17 @@ def test_tables_of_nvidia_smi_are_read():
 
 
 def test_fatal_xids_of_the_kernel_log_are_found():
-    found = list(gpu_faults.faults_of_kernel(io.StringIO(LOG)))
+    found = list(gpu_faults.read_kernel_log(io.StringIO(LOG)))
     assert found == ["Xid 48 at 0000:3b:00", "Xid 79 at 0000:af:00"]
 
 
 def test_new_errors_and_lost_gpus_are_reported_once(tmp_path, monkeypatch):
     tables = iter(["0, 1\n1, 0\n", "0, 1\n1, 0\n", "0, 3\n1, 0\n", "0, 3\n", "0, 3\n"])
-    monkeypatch.setattr(gpu_faults, "LOOK_S", 0.0)
+    monkeypatch.setattr(gpu_faults, "POLL_INTERVAL_S", 0.0)
     monkeypatch.setattr(
         gpu_faults, "read_errors", lambda gpus: gpu_faults.parse_errors(next(tables), gpus)
     )
-    faults = gpu_faults.faults_of_smi(["0", "1"])
+    faults = gpu_faults.poll_nvidia_smi(["0", "1"])
     assert next(faults) == "GPU 0 has 3 uncorrectable ECC errors"
     assert next(faults) == "GPU 1 does not answer"
 

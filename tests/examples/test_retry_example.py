@@ -41,12 +41,12 @@ class FakeServer:
         self.slept: list[float] = []
         self.budget = retry.RetryBudget()
 
-    def ask(self, deadline_s: float, chance: float = 0.5) -> dict[str, Any]:
-        patience = retry.Patience(
-            deadline_s, self.budget, lambda: sum(self.slept), self.slept.append, lambda: chance
+    def ask(self, deadline_s: float, jitter: float = 0.5) -> dict[str, Any]:
+        policy = retry.RetryPolicy(
+            deadline_s, self.budget, lambda: sum(self.slept), self.slept.append, lambda: jitter
         )
         with httpx.Client(transport=httpx.MockTransport(self._answer), base_url="http://x") as http:
-            answer: dict[str, Any] = retry.ask(http, "/select", PROMPT, patience)
+            answer: dict[str, Any] = retry.reserve_worker(http, "/select", PROMPT, policy)
         return answer
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
@@ -91,17 +91,17 @@ def test_permanent_refusals_are_not_retried(refusal):
     server = FakeServer(refusal)
     with pytest.raises(retry.RefusedError) as refusals:
         server.ask(60.0)
-    assert refusals.value.answer is refusal
+    assert refusals.value.response is refusal
     assert (len(server.sent), server.slept) == (1, [])
 
 
 def test_no_retry_comes_before_retry_after_and_the_spread_grows():
-    for chance in (0.0, 0.25, 0.999):
+    for jitter in (0.0, 0.25, 0.999):
         server = FakeServer(*[refused(3)] * 10, done())
-        server.ask(1000.0, chance)
+        server.ask(1000.0, jitter)
         spread = [wait - 3 for wait in server.slept]
         windows = [0.2 * 2**n for n in range(9)] + [60.0]
-        assert spread == pytest.approx([chance * window for window in windows])
+        assert spread == pytest.approx([jitter * window for window in windows])
 
 
 def test_a_wait_beyond_the_deadline_is_not_begun():
@@ -113,7 +113,7 @@ def test_a_wait_beyond_the_deadline_is_not_begun():
 
 def test_requests_carry_the_time_that_is_left():
     server = FakeServer(refused(4), done())
-    server.ask(10.0, chance=0.0)
+    server.ask(10.0, jitter=0.0)
     assert b'"timeout_ms":10000' in server.sent[0]
     assert b'"timeout_ms":6000' in server.sent[1]
 
@@ -157,8 +157,10 @@ class Waits:
 
 def ask(service: Running, sleep: Waits, deadline_s: float = 60.0, **fields: Any) -> dict[str, Any]:
     with httpx.Client(base_url=f"http://127.0.0.1:{service.port}") as http:
-        patience = retry.Patience(deadline_s, retry.RetryBudget(), sleep=sleep)
-        answer: dict[str, Any] = retry.ask(http, "/select_and_reserve", PROMPT | fields, patience)
+        policy = retry.RetryPolicy(deadline_s, retry.RetryBudget(), sleep=sleep)
+        answer: dict[str, Any] = retry.reserve_worker(
+            http, "/select_and_reserve", PROMPT | fields, policy
+        )
     return answer
 
 
@@ -192,7 +194,7 @@ def test_a_queued_client_gives_up_at_its_deadline(service):
     sleep = Waits(service, "/never")
     with pytest.raises(retry.RefusedError) as refusals:
         ask(service, sleep, deadline_s=0.2)
-    assert refusals.value.answer.json()["code"] == "queue_timeout"
+    assert refusals.value.response.json()["code"] == "queue_timeout"
     assert count_reservations(service) == 1
 
 
@@ -201,4 +203,4 @@ def test_an_invalid_request_is_not_retried(service):
     sleep = Waits(service, "/never")
     with pytest.raises(retry.RefusedError) as refusals:
         ask(service, sleep, priority_tier="gold")
-    assert (refusals.value.answer.status_code, refusals.value.tries) == (400, 1)
+    assert (refusals.value.response.status_code, refusals.value.attempts) == (400, 1)

@@ -7,7 +7,7 @@
 
 import assert from "node:assert/strict";
 
-import { type Wanted, Refused, connected, leased } from "./lease.js";
+import { type LeaseRequest, RefusalError, createSelector, withLease } from "./lease.js";
 import type { paths } from "./service.js";
 
 type Free = paths["/reservations/{reservation_id}"]["delete"]["parameters"];
@@ -19,7 +19,7 @@ const TOKENS = Array.from({ length: 34 }, (_, n) => n);
 
 const url = process.argv[2];
 assert(url, "usage: node smoke.js URL");
-const selector = connected(url);
+const selector = createSelector(url);
 
 async function register(worker_id: number): Promise<void> {
   const { data, error } = await selector.POST("/workers", {
@@ -36,7 +36,7 @@ async function register(worker_id: number): Promise<void> {
 }
 
 async function booksOnce(reservation_id: string): Promise<void> {
-  const body: Wanted = { ...SCOPE, reservation_id, token_ids: TOKENS };
+  const body: LeaseRequest = { ...SCOPE, reservation_id, token_ids: TOKENS };
   const first = await selector.POST("/select_and_reserve", { body });
   assert(first.data, JSON.stringify(first.error));
   assert(WORKERS.includes(first.data.worker_id));
@@ -49,12 +49,12 @@ async function booksOnce(reservation_id: string): Promise<void> {
   assert.deepEqual(again.data, first.data);
   const taken = await selector.POST("/select_and_reserve", { body });
   assert(taken.error);
-  assert.equal(new Refused(taken.response.status, taken.error).code, "conflict");
+  assert.equal(new RefusalError(taken.response.status, taken.error).code, "conflict");
 }
 
 async function booksInBothDialects(selection_id: string): Promise<void> {
   const scope = { model_name: SCOPE.model_name, routing_group: SCOPE.tenant_id };
-  const body: Wanted = { ...scope, selection_id, token_ids: TOKENS };
+  const body: LeaseRequest = { ...scope, selection_id, token_ids: TOKENS };
   const { data } = await selector.POST("/select_and_reserve", { body });
   assert.equal(data?.reservation_id, selection_id);
   assert.equal(data.selection_id, selection_id);
@@ -98,14 +98,14 @@ async function lives(reservation_id: string): Promise<void> {
 // The answer to the first request is lost on its way.
 async function leasesWhatItHasBookedUnheard(base: string): Promise<void> {
   let requests = 0;
-  const losing = connected(base, undefined, async (request) => {
+  const losing = createSelector(base, undefined, async (request) => {
     const answer = await fetch(request);
     if (++requests === 1) {
       throw new TypeError("lost");
     }
     return answer;
   });
-  const endpoint = await leased(losing, { ...SCOPE, token_ids: TOKENS }, async (lease) => {
+  const endpoint = await withLease(losing, { ...SCOPE, token_ids: TOKENS }, async (lease) => {
     assert.equal(await inFlight(), 1);
     lease.tokens(3 * BLOCK_SIZE - 1);
     lease.tokens(2);
@@ -145,9 +145,9 @@ async function pairs(reservation_id: string): Promise<void> {
 async function isRefused(): Promise<void> {
   const nobody = { model_name: "typescript-nobody", token_ids: TOKENS };
   await assert.rejects(
-    leased(selector, nobody, async () => assert.fail("nobody serves it")),
+    withLease(selector, nobody, async () => assert.fail("nobody serves it")),
     (error) =>
-      error instanceof Refused && error.status === 503 && error.code === "no_schedulable_workers",
+      error instanceof RefusalError && error.status === 503 && error.code === "no_schedulable_workers",
   );
   const wrong = await selector.POST("/select", { body: { ...SCOPE, token_ids: [-1] } });
   assert.equal(wrong.response.status, 422);
@@ -176,7 +176,7 @@ async function until(holds: () => Promise<boolean>): Promise<void> {
 // Never called: the compiler must refuse these statements.
 export async function isNoProgram(): Promise<void> {
   // @ts-expect-error a field that does not exist; the compiler checks only typed bodies
-  const body: Wanted = { modell_name: "m" };
+  const body: LeaseRequest = { modell_name: "m" };
   // @ts-expect-error a field of another type
   await selector.POST("/select_and_reserve", { body: { ...body, token_ids: "text" } });
   // @ts-expect-error a worker without an id

@@ -5,9 +5,9 @@ r"""OpenAI-compatible gateway to start from; the selection service chooses the r
       -d '{"model": "qwen", "messages": [{"role": "user", "content": "Hello"}], "stream": true}'
 
 Each request is tokenized by an engine (`/tokenize` of vLLM), leased, sent to the engine and
-streamed to the client. An engine that fails or is busy before the first byte is replaced by another
-one. Refusals of engines and service are passed on. A stream that breaks later ends with an event
-`{"error": ...}`; docs/examples/surviving_gateway continues such streams.
+streamed to the client. If an engine fails or is busy before the first byte, the gateway tries
+another engine. Refusals of engines and service are forwarded. A stream that breaks later ends with
+an event `{"error": ...}`; docs/examples/surviving_gateway continues such streams.
 Needs the extra `client`, starlette and uvicorn. Environment: SELECTOR_API_KEY is sent to the
 selectors, SSL_CERT_FILE is the CA of https URLs.
 """
@@ -36,36 +36,42 @@ from select_service.client.lease import AsyncLease
 ATTEMPTS_MAX = 3
 BODY_BYTES_MAX = 8 << 20
 TOKENIZE_S_MAX = 5.0
-CHARS_OF_A_TOKEN = 4  # estimate without a tokenizer
-BUSY = {429, 503}
-KEPT = ("content-type", "retry-after")  # headers of engine refusals that are passed on
+CHARS_PER_TOKEN = 4  # estimate without a tokenizer
+BUSY_STATUSES = {429, 503}
+FORWARDED_HEADERS = ("content-type", "retry-after")  # headers of engine refusals for the client
 PATHS = ("/v1/completions", "/v1/chat/completions")
+TOKENIZE_FIELDS = "model", "prompt", "messages", "tools", "add_special_tokens", "chat_template"
+Fields = dict[str, Any]
 
 
-class Answered(Exception):
-    """Final response for the client instead of an engine's answer; its argument is a Response."""
+class GatewayError(Exception):
+    """Error with the response for the client."""
+
+    def __init__(self, response: Response) -> None:
+        super().__init__(response.status_code)
+        self.response = response
 
 
-def refusal(status: int, message: str, headers: dict[str, str] | None = None) -> Answered:
+def make_error(status: int, message: str, headers: dict[str, str] | None = None) -> GatewayError:
     error = {"message": message, "type": "gateway_error", "code": status}
-    return Answered(JSONResponse({"error": error}, status, headers))
+    return GatewayError(JSONResponse({"error": error}, status, headers))
 
 
-class Failed(Exception):
-    """Engine that did not begin to answer; another one may be tried.
+class EngineError(Exception):
+    """Failure of an engine before the first byte; the gateway tries another engine.
 
-    told: response of a busy engine, which is not at fault
+    busy_response: response of a busy engine, which is not at fault; None means a fault
     """
 
-    def __init__(self, why: str, told: Response | None = None) -> None:
-        super().__init__(why)
-        self.told = told
+    def __init__(self, message: str, busy_response: Response | None = None) -> None:
+        super().__init__(message)
+        self.busy_response = busy_response
 
 
-class Begun(NamedTuple):
-    """Begun answer: `first` is the first event before `lines`, or a whole answer."""
+class EngineResponse(NamedTuple):
+    """Response of an engine; `first` is the event before `lines`, or a whole answer."""
 
-    answer: httpx.Response
+    http_response: httpx.Response
     first: str
     lines: AsyncIterator[str]
 
@@ -80,227 +86,227 @@ class Gateway:
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         timeout, limits = httpx.Timeout(None, connect=3), httpx.Limits(max_keepalive_connections=0)
         key = os.environ.get("SELECTOR_API_KEY")
-        shown: dict[str, Any] = {"api_key": key, "ssl_context": ssl.create_default_context()}
+        security: dict[str, Any] = {"api_key": key, "ssl_context": ssl.create_default_context()}
         async with (
             httpx.AsyncClient(timeout=timeout, limits=limits) as self._engines,
-            AsyncSelector(self._selectors, model_name=self._model, **shown) as self._selector,
+            AsyncSelector(self._selectors, model_name=self._model, **security) as self._selector,
         ):
             yield
 
-    async def complete(self, request: Request) -> Response:
+    async def create_completion(self, request: Request) -> Response:
         """Answer POST /v1/completions and /v1/chat/completions."""
         try:
-            body = {"model": self._model, **await body_of(request)}
-            lease, begun = await unless_left(request, self._begun(request.url.path, body))
-        except Answered as answered:
-            return answered.args[0]
+            body = {"model": self._model, **await read_body(request)}
+            starting = self._start_answer(request.url.path, body)
+            lease, response = await cancel_on_disconnect(request, starting)
+        except GatewayError as error:
+            return error.response
         if body.get("stream"):
-            return Passed(lease, begun)
-        lease.tokens(tokens_of(begun.first))
+            return LeasedStream(lease, response)
+        lease.tokens(read_completion_tokens(response.first))
         lease.end()
-        return Response(begun.first, media_type="application/json")
+        return Response(response.first, media_type="application/json")
 
-    async def models(self, request: Request) -> Response:
+    async def list_models(self, request: Request) -> Response:
         """Answer GET /v1/models."""
         return JSONResponse({"object": "list", "data": [{"id": self._model, "object": "model"}]})
 
-    async def _prompt(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def _build_prompt_fields(self, path: str, body: Fields) -> Fields:
         """Return the prompt as fields of a lease."""
-        given = body.get("prompt") if path == PATHS[0] else body.get("messages")
-        if not given:
-            raise refusal(400, "`prompt` is missing" if path == PATHS[0] else "no `messages`")
-        if isinstance(given, list) and all(type(token) is int for token in given):
-            return {"token_ids": given}
-        if (ids := await self._told_by_engine(path, body)) is not None:
-            return {"token_ids": ids}
-        isl = max(1, len(json.dumps(given)) // CHARS_OF_A_TOKEN)
+        field = "prompt" if path == PATHS[0] else "messages"
+        if not (prompt := body.get(field)):
+            raise make_error(400, f"`{field}` is missing or empty: send the input of the model")
+        if isinstance(prompt, list) and all(type(token) is int for token in prompt):
+            return {"token_ids": prompt}
+        if (token_ids := await self._tokenize_prompt(body)) is not None:
+            return {"token_ids": token_ids}
+        isl = max(1, len(json.dumps(prompt)) // CHARS_PER_TOKEN)
         return {"block_hashes": [], "sequence_hashes": [], "isl_tokens": isl}  # load alone decides
 
-    async def _told_by_engine(self, path: str, body: dict[str, Any]) -> list[int] | None:
+    async def _tokenize_prompt(self, body: Fields) -> list[int] | None:
         """Return the token ids from any engine, because all engines of a model tokenize equally."""
-        endpoints = [each.endpoint for each in await self._able()]
-        names = ("model", "prompt", "messages", "tools", "add_special_tokens", "chat_template")
-        question = {name: body[name] for name in names if name in body}
+        endpoints = [worker.endpoint for worker in await self._list_schedulable_workers()]
+        payload = {name: body[name] for name in TOKENIZE_FIELDS if name in body}
         if "messages" in body:
-            question["add_generation_prompt"] = True
+            payload["add_generation_prompt"] = True
         for endpoint in random.sample(endpoints, min(2, len(endpoints))):
             with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
                 url = f"{endpoint}/tokenize"
-                answer = await self._engines.post(url, json=question, timeout=TOKENIZE_S_MAX)
-                return list(answer.raise_for_status().json()["tokens"])
+                response = await self._engines.post(url, json=payload, timeout=TOKENIZE_S_MAX)
+                return list(response.raise_for_status().json()["tokens"])
         return None
 
-    async def _able(self) -> list[Any]:
+    async def _list_schedulable_workers(self) -> list[Any]:
         """Return the schedulable workers; empty if no selector answers."""
         with contextlib.suppress(SelectorError):
             workers = await self._selector.workers(self._model)
-            return [each for each in workers if each.lifecycle == "schedulable"]
+            return [worker for worker in workers if worker.lifecycle == "schedulable"]
         return []
 
-    async def _begun(self, path: str, body: dict[str, Any]) -> tuple[AsyncLease, Begun]:
-        """Return the begun answer of some engine. Raises Answered."""
-        prompt = await self._prompt(path, body)
+    async def _start_answer(self, path: str, body: Fields) -> tuple[AsyncLease, EngineResponse]:
+        """Return the response of the first engine that answers. Raises GatewayError."""
+        prompt = await self._build_prompt_fields(path, body)
         failed: list[int] = []
-        why = Failed("no engine was tried")
+        last_error = EngineError("no engine was tried")
         for _ in range(ATTEMPTS_MAX):
-            lease = await self._leased(prompt, failed, body)
+            lease = await self._acquire_lease(prompt, failed, body)
             try:
-                return lease, await self._sent(lease, path, body)
-            except Failed as failure:
+                return lease, await self._send_request(lease, path, body)
+            except EngineError as error:
                 failed.append(lease.worker_id)
-                lease.end(None) if failure.told else lease.failed(str(failure))
-                why = failure
+                lease.end(None) if error.busy_response else lease.failed(str(error))
+                last_error = error
             except BaseException:
                 lease.end(None)
                 raise
-        if why.told:
-            raise Answered(why.told)
-        raise refusal(502, f"{ATTEMPTS_MAX} engines failed, at last: {why}")
+        if last_error.busy_response:
+            raise GatewayError(last_error.busy_response)
+        raise make_error(502, f"{ATTEMPTS_MAX} engines failed, retry later: {last_error}")
 
-    async def _leased(
-        self, prompt: dict[str, Any], failed: Sequence[int], body: dict[str, Any]
+    async def _acquire_lease(
+        self, prompt: Fields, failed: Sequence[int], body: Fields
     ) -> AsyncLease:
         """Return a lease that avoids failed workers while others exist."""
         fields = dict(prompt)
-        if isinstance(most := body.get("max_tokens"), int) and most > 0:
-            fields["expected_output_tokens"] = most
+        if isinstance(max_tokens := body.get("max_tokens"), int) and max_tokens > 0:
+            fields["expected_output_tokens"] = max_tokens
         try:
             if failed:
-                able = [each.worker_id for each in await self._able()]
-                others = [worker_id for worker_id in able if worker_id not in failed]
+                worker_ids = [each.worker_id for each in await self._list_schedulable_workers()]
+                others = [worker_id for worker_id in worker_ids if worker_id not in failed]
                 fields |= {"allowed_worker_ids": others} if others else {}
             return await self._selector.begin(**fields)
         except Refused as error:
             headers = {} if (s := error.retry_after_s) is None else {"retry-after": f"{s:.0f}"}
-            raise refusal(error.status, error.text, headers) from error
+            raise make_error(error.status, error.text, headers) from error
         except Unavailable as error:
-            raise refusal(503, str(error), {"retry-after": "1"}) from error
+            raise make_error(503, str(error), {"retry-after": "1"}) from error
 
-    async def _sent(self, lease: AsyncLease, path: str, body: dict[str, Any]) -> Begun:
-        """Send the request and return the begun answer. Raises Failed, Answered."""
+    async def _send_request(self, lease: AsyncLease, path: str, body: Fields) -> EngineResponse:
+        """Send the request to the leased engine. Raises EngineError, GatewayError."""
         headers = {"x-data-parallel-rank": str(lease.dp_rank)}
         url = f"{lease.endpoint.rstrip('/')}{path}"
         request = self._engines.build_request("POST", url, json=body, headers=headers)
         try:
-            answer = await self._engines.send(request, stream=True)
-            if answer.status_code == 200 and body.get("stream"):
-                lines = answer.aiter_lines()
-                return Begun(answer, await first_event(lines), lines)
-            said = await answer.aread()
+            response = await self._engines.send(request, stream=True)
+            if response.status_code == 200 and body.get("stream"):
+                lines = response.aiter_lines()
+                return EngineResponse(response, await read_first_event(lines), lines)
+            content = await response.aread()
         except httpx.HTTPError as error:
-            raise Failed(f"{type(error).__name__}: {error}") from error
-        if answer.status_code == 200:
-            return Begun(answer, said.decode(), answer.aiter_lines())
-        kept = {name: answer.headers[name] for name in KEPT if name in answer.headers}
-        told = Response(said, answer.status_code, kept)
-        if answer.status_code in BUSY or answer.status_code >= 500:
-            is_busy = answer.status_code in BUSY
-            raise Failed(f"status {answer.status_code}", told if is_busy else None)
-        raise Answered(told)
+            raise EngineError(f"{type(error).__name__}: {error}") from error
+        status = response.status_code
+        if status == 200:
+            return EngineResponse(response, content.decode(), response.aiter_lines())
+        names = [name for name in FORWARDED_HEADERS if name in response.headers]
+        refusal = Response(content, status, {name: response.headers[name] for name in names})
+        if status in BUSY_STATUSES or status >= 500:
+            raise EngineError(f"status {status}", refusal if status in BUSY_STATUSES else None)
+        raise GatewayError(refusal)
 
 
-async def unless_left(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
-    """Return the result of the work, or cancel it when the client disconnects.
-
-    After the request body only a disconnect can arrive.
-    """
-    working, leaving = asyncio.create_task(work), asyncio.create_task(request.receive())
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
+    """Return the result of the work, or cancel the work when the client disconnects."""
+    # After the request body, `receive` can only return a disconnect.
+    task, disconnect = asyncio.create_task(work), asyncio.create_task(request.receive())
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise Answered(Response(status_code=499))  # no client reads this response
+        await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise GatewayError(Response(status_code=499))  # no client reads this response
     finally:
-        working.cancel()
-        leaving.cancel()
+        task.cancel()
+        disconnect.cancel()
 
 
-class Passed(StreamingResponse):
-    """Streaming response that ends its lease, also if the client left before the first byte."""
+class LeasedStream(StreamingResponse):
+    """Streaming response that ends the lease, also if the client left before the first byte."""
 
-    def __init__(self, lease: AsyncLease, begun: Begun) -> None:
-        super().__init__(passed_on(lease, begun), media_type="text/event-stream")
-        self._begin_lease, self._answer = lease, begun.answer
+    def __init__(self, lease: AsyncLease, response: EngineResponse) -> None:
+        super().__init__(relay_events(lease, response), media_type="text/event-stream")
+        self._lease, self._http_response = lease, response.http_response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._begin_lease.end(None)  # no effect if the lease has ended
-            await self._answer.aclose()
+            self._lease.end(None)  # no effect if the lease has ended
+            await self._http_response.aclose()
 
 
-async def first_event(lines: AsyncIterator[str]) -> str:
+async def read_first_event(lines: AsyncIterator[str]) -> str:
     async for line in lines:
         if line.startswith("data:"):
             return line
-    raise Failed("the stream ended before it began")
+    raise EngineError("the stream ended before the first event")
 
 
-async def passed_on(lease: AsyncLease, begun: Begun) -> AsyncIterator[bytes]:
+async def relay_events(lease: AsyncLease, response: EngineResponse) -> AsyncIterator[bytes]:
     """Yield the events of the engine and end the lease."""
-    line, is_done = begun.first, False
+    line, is_done = response.first, False
     try:
         while not is_done:
             if line.startswith("data:"):
                 is_done = line.endswith("[DONE]")
-                lease.tokens(0 if is_done else tokens_in(line.removeprefix("data:")))
+                lease.tokens(0 if is_done else count_event_tokens(line.removeprefix("data:")))
             yield line.encode() + b"\n"
-            line = "" if is_done else await anext(begun.lines)
+            line = "" if is_done else await anext(response.lines)
         yield b"\n"
         lease.end()
     except (httpx.HTTPError, StopAsyncIteration) as error:
         lease.failed(type(error).__name__)
         is_end = isinstance(error, StopAsyncIteration)
-        reason = "its stream ended too early" if is_end else str(error) or type(error).__name__
-        told = {"error": {"message": f"the engine failed: {reason}", "code": 502}}
-        yield b"data: " + json.dumps(told).encode() + b"\n\n"
+        reason = "the stream ended before [DONE]" if is_end else str(error) or type(error).__name__
+        payload = {"error": {"message": f"the engine failed: {reason}", "code": 502}}
+        yield b"data: " + json.dumps(payload).encode() + b"\n\n"
 
 
-def tokens_in(event: str) -> int:
-    """Return the tokens of an event: one per choice with content, or the reported number."""
+def count_event_tokens(event: str) -> int:
+    """Return the tokens of an event: the reported ids, or 1 for each choice with content."""
     with contextlib.suppress(ValueError, AttributeError, TypeError):
         choices = json.loads(event).get("choices") or []
-        return sum(len(ids) if (ids := each.get("token_ids")) else brings(each) for each in choices)
+        return sum(len(choice.get("token_ids") or ()) or has_content(choice) for choice in choices)
     return 0
 
 
-def brings(choice: dict[str, Any]) -> bool:
+def has_content(choice: Fields) -> bool:
     delta = choice.get("delta") or choice
     return any(delta.get(name) for name in ("text", "content", "reasoning_content", "tool_calls"))
 
 
-def tokens_of(answer: str) -> int:
+def read_completion_tokens(answer: str) -> int:
     """Return the number of output tokens of a whole answer."""
     with contextlib.suppress(ValueError, AttributeError, TypeError):
         return int(json.loads(answer)["usage"]["completion_tokens"])
     return 0
 
 
-async def body_of(request: Request) -> dict[str, Any]:
-    """Return the request body. Raises Answered."""
+async def read_body(request: Request) -> Fields:
+    """Return the request body. Raises GatewayError."""
     content = bytearray()
-    async for piece in request.stream():
-        content += piece
+    async for chunk in request.stream():
+        content += chunk
         if len(content) > BODY_BYTES_MAX:
-            raise refusal(413, f"the body has more than {BODY_BYTES_MAX} bytes")
+            raise make_error(413, f"the body exceeds {BODY_BYTES_MAX} bytes: send less input")
     with contextlib.suppress(ValueError):
         if isinstance(body := json.loads(content), dict):
             return body
-    raise refusal(400, "the body is no JSON object")
+    raise make_error(400, "the body is not a JSON object: send OpenAI's request fields as JSON")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="A gateway: see the top of its file.")
+    parser = argparse.ArgumentParser(description="OpenAI-compatible gateway")
     parser.add_argument("--selector", required=True, nargs="+", help="URLs of selectors")
     parser.add_argument("--model", default="default", help="model_name of the workers")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8080)
-    gateway = Gateway(given := parser.parse_args())
-    routes = [Route(path, gateway.complete, methods=["POST"]) for path in PATHS]
-    routes += [Route("/v1/models", gateway.models), Route("/health", lambda request: Response())]
+    options = parser.parse_args()
+    gateway = Gateway(options)
+    routes = [Route(path, gateway.create_completion, methods=["POST"]) for path in PATHS]
+    routes.append(Route("/v1/models", gateway.list_models))
+    routes.append(Route("/health", lambda request: Response()))
     app = Starlette(routes=routes, lifespan=gateway.lifespan)
-    uvicorn.run(app, host=given.host, port=given.port, log_level="warning")
+    uvicorn.run(app, host=options.host, port=options.port, log_level="warning")
 
 
 if __name__ == "__main__":

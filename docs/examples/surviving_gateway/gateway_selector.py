@@ -1,7 +1,7 @@
-"""Client of the selection service for a gateway: book, report, and follow moves.
+"""Client of the selection service for a gateway: reserve ranks, report, and follow moves.
 
-Reports never stop an answer: what cannot be sent now is dropped, and a reservation that is not
-freed ends with its lease. Only a booking can fail.
+Reports never stop an answer: a report that cannot be sent is dropped, and a reservation that is not
+freed expires. Only `Selector.reserve_rank` can fail.
 """
 
 import asyncio
@@ -18,13 +18,14 @@ SELECT_S_MAX = 30.0
 """Longest wait for room in the service's queue, in seconds."""
 CALL_S_MAX = 5.0
 POLL_S = 20.0
-OBSERVED_S = 600
+WINDOW_S = 600
+"""Window of an observation, in seconds."""
 PAUSE_S = 0.5
 """Pause after a failed poll, in seconds."""
 
 
-class NoAnswer(Exception):
-    """Refusal for the client: status, body, and `retry-after`."""
+class GatewayError(Exception):
+    """Error for the client: status, body, and `retry-after`."""
 
     def __init__(self, status: int, content: bytes, retry_after: str | None = None) -> None:
         """content: JSON body"""
@@ -32,18 +33,18 @@ class NoAnswer(Exception):
         self.status, self.content, self.retry_after = status, content, retry_after
 
     @classmethod
-    def because(cls, status: int, message: str, retry_after: str | None = None) -> Self:
+    def from_message(cls, status: int, message: str, retry_after: str | None = None) -> Self:
         error = {"message": message, "type": "gateway_error", "code": status}
         return cls(status, json.dumps({"error": error}).encode(), retry_after)
 
-    def as_event(self) -> bytes:
-        """Return the refusal as an event of a begun stream."""
-        error = {"message": message_of(self.content), "code": self.status}
+    def render_event(self) -> bytes:
+        """Return the error as an event of a begun stream."""
+        error = {"message": parse_message(self.content), "code": self.status}
         return json.dumps({"error": error}).encode()
 
 
-def message_of(content: bytes) -> str:
-    """Return the text of a refusal of the service, of an engine, or of `NoAnswer.because`."""
+def parse_message(content: bytes) -> str:
+    """Return the error text of the service, of an engine, or of `GatewayError.from_message`."""
     try:
         error = json.loads(content)["error"]
         message = error if isinstance(error, str) else error["message"]
@@ -52,8 +53,8 @@ def message_of(content: bytes) -> str:
     return message if isinstance(message, str) else content.decode(errors="replace")
 
 
-class Unreachable(NoAnswer):
-    """Raised when it is unknown whether the service booked."""
+class LostCall(GatewayError):
+    """Error of a call without a response: the service may have reserved a rank."""
 
 
 class Rank(NamedTuple):
@@ -64,33 +65,33 @@ class Rank(NamedTuple):
     endpoint: str
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> Self:
-        """Return the rank named in an answer of the service."""
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """Return the rank in a response of the service."""
         return cls(record["worker_id"], record["dp_rank"], record["endpoint"])
 
 
-class Booking(NamedTuple):
+class Reservation(NamedTuple):
     """Reservation of a rank.
 
     block_size: tokens after which an output block is reported
-    chosen: answer of the service; of a pair with both legs
+    selection: response of the service; a pair has both legs
     """
 
     rank: Rank
     block_size: int
-    chosen: Mapping[str, Any]
+    selection: Mapping[str, Any]
 
     @classmethod
-    def of(cls, chosen: Mapping[str, Any]) -> Self:
-        """Return the booking of an answer; of a pair the rank that decodes."""
-        record = chosen["legs"][1] if "legs" in chosen else chosen
-        return cls(Rank.of(record), chosen["block_size"], chosen)
+    def from_selection(cls, selection: Mapping[str, Any]) -> Self:
+        """Return the reservation of a selection; for a pair, at the decode rank."""
+        record = selection["legs"][1] if "legs" in selection else selection
+        return cls(Rank.from_record(record), selection["block_size"], selection)
 
 
-class Wanted(NamedTuple):
+class RankRequest(NamedTuple):
     """Request for a rank.
 
-    prompt: token ids; None means unknown, and the load alone decides
+    prompt: token ids; None means that the load alone decides
     """
 
     model: str
@@ -98,11 +99,12 @@ class Wanted(NamedTuple):
     prompt_tokens: int
     migratable: bool
 
-    def body(self) -> dict[str, Any]:
-        words: dict[str, Any] = {"model_name": self.model, "migratable": self.migratable}
+    def build_payload(self) -> dict[str, Any]:
+        payload: dict[str, Any] = {"model_name": self.model, "migratable": self.migratable}
         if self.prompt is not None:
-            return words | {"token_ids": self.prompt}
-        return words | {"block_hashes": [], "sequence_hashes": [], "isl_tokens": self.prompt_tokens}
+            return payload | {"token_ids": self.prompt}
+        payload |= {"block_hashes": [], "sequence_hashes": []}
+        return payload | {"isl_tokens": self.prompt_tokens}
 
 
 class Selector:
@@ -117,128 +119,125 @@ class Selector:
         self._url = url.rstrip("/")
         self._is_refusal_logged = False
 
-    async def reserve(self, reservation_id: str, wanted: Wanted, avoid: Set[int]) -> Booking:
-        """Choose and book a rank. Raises NoAnswer, Unreachable.
+    async def reserve_rank(
+        self, reservation_id: str, request: RankRequest, avoid: Set[int]
+    ) -> Reservation:
+        """Choose and reserve a rank. Raises GatewayError.
 
-        avoid: workers to be used only without others
+        avoid: workers to use only if the model has no others
         """
-        body = (
-            wanted.body()
-            | self._rules
-            | {
-                "reservation_id": reservation_id,
-                "timeout_ms": int(1000 * SELECT_S_MAX),
-            }
-        )
+        payload = request.build_payload() | self._rules
+        payload |= {"reservation_id": reservation_id, "timeout_ms": int(1000 * SELECT_S_MAX)}
         try:
             if avoid:
-                others = await self._others(wanted.model, avoid)
-                body |= {"allowed_worker_ids": others} if others else {}
-            return await self._chosen(body)
+                others = await self._list_other_workers(request.model, avoid)
+                payload |= {"allowed_worker_ids": others} if others else {}
+            return await self._post_reservation(payload)
         except (aiohttp.ClientError, TimeoutError) as error:
-            why = f"the selection service cannot be reached: {type(error).__name__}: {error}"
-            raise Unreachable.because(503, why, "1") from error
+            message = (
+                f"the selection service is unreachable, retry: {type(error).__name__}: {error}"
+            )
+            raise LostCall.from_message(503, message, "1") from error
 
-    async def _chosen(self, body: Mapping[str, Any]) -> Booking:
+    async def _post_reservation(self, payload: Mapping[str, Any]) -> Reservation:
         timeout = aiohttp.ClientTimeout(total=SELECT_S_MAX + CALL_S_MAX)
         url = f"{self._url}{self._route}"
-        async with self._http.post(url, json=body, timeout=timeout) as answer:
-            content = await answer.read()
-        if answer.status != 200:  # busy, shed, or no worker: passed to the client
-            raise NoAnswer(answer.status, content, answer.headers.get("retry-after"))
-        return Booking.of(json.loads(content))
+        async with self._http.post(url, json=payload, timeout=timeout) as response:
+            content = await response.read()
+        if response.status != 200:  # busy, shed, or no worker: the client receives the refusal
+            raise GatewayError(response.status, content, response.headers.get("retry-after"))
+        return Reservation.from_selection(json.loads(content))
 
-    async def move_prefill(self, reservation_id: str) -> Booking | None:
-        """Move the prefill leg of a pair to another rank, or None if there is none."""
+    async def move_prefill(self, reservation_id: str) -> Reservation | None:
+        """Move the prefill leg of a pair; return None if no other rank is available."""
         path = f"/reservations/{reservation_id}/move"
-        chosen = await self.tell("POST", path, {"leg": "prefill"})
-        return Booking.of(chosen) if chosen else None
+        selection = await self.send_report("POST", path, {"leg": "prefill"})
+        return Reservation.from_selection(selection) if selection else None
 
-    async def _others(self, model: str, avoid: Set[int]) -> list[int]:
+    async def _list_other_workers(self, model: str, avoid: Set[int]) -> list[int]:
         timeout = aiohttp.ClientTimeout(total=CALL_S_MAX)
         url, query = f"{self._url}/workers", {"model_name": model}
-        async with self._http.get(url, params=query, timeout=timeout) as answer:
-            workers = await answer.json()
-        there = (w["worker_id"] for w in workers if w["lifecycle"] == "schedulable")
-        return [worker_id for worker_id in there if worker_id not in avoid]
+        async with self._http.get(url, params=query, timeout=timeout) as response:
+            workers = await response.json()
+        schedulable = (w["worker_id"] for w in workers if w["lifecycle"] == "schedulable")
+        return [worker_id for worker_id in schedulable if worker_id not in avoid]
 
-    async def tell(
+    async def send_report(
         self, method: str, path: str, body: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Send a report and return its answer, empty for a refusal or without a connection."""
+        """Send a report and return the response; empty for a refusal or without a connection."""
         timeout = aiohttp.ClientTimeout(total=CALL_S_MAX)
         try:
             url = f"{self._url}{path}"
-            async with self._http.request(method, url, json=body, timeout=timeout) as answer:
-                if answer.status == 200:
-                    told: dict[str, Any] = await answer.json()
-                    return told
-                if answer.status >= 300:
-                    log.debug("%s %s: %d", method, path, answer.status)
+            async with self._http.request(method, url, json=body, timeout=timeout) as response:
+                if response.status == 200:
+                    payload: dict[str, Any] = await response.json()
+                    return payload
+                if response.status >= 300:
+                    log.debug("%s %s: %d", method, path, response.status)
         except (aiohttp.ClientError, TimeoutError) as error:
             log.debug("%s %s: %r", method, path, error)
         return {}
 
-    async def observed(self, model: str) -> Mapping[str, Any]:
-        """Return the observation of the last ten minutes, or an empty one.
+    async def fetch_observation(self, model: str) -> Mapping[str, Any]:
+        """Return the observation of the last ten minutes; empty on an error.
 
-        With API keys this needs a key of the role metrics or operator besides caller.
+        With API keys, the key needs the role metrics or operator besides caller.
         """
         timeout = aiohttp.ClientTimeout(total=CALL_S_MAX)
-        url, query = f"{self._url}/planner/observation", {"model_name": model}
+        url = f"{self._url}/planner/observation"
+        query = {"model_name": model, "window_s": str(WINDOW_S)}
         try:
-            async with self._http.get(
-                url, params=query | {"window_s": str(OBSERVED_S)}, timeout=timeout
-            ) as answer:
-                if answer.status == 200:
-                    found: dict[str, Any] = await answer.json()
-                    return found
-                self._warn_of_refusal(answer.status)
+            async with self._http.get(url, params=query, timeout=timeout) as response:
+                if response.status == 200:
+                    payload: dict[str, Any] = await response.json()
+                    return payload
+                self._log_refusal(response.status)
         except (aiohttp.ClientError, TimeoutError) as error:
             log.debug("observation not received: %r", error)
         return {}
 
-    def _warn_of_refusal(self, status: int) -> None:
+    def _log_refusal(self, status: int) -> None:
         """Log once that first-token times stay unknown; 404 means that the model had no request."""
         if status == 404 or self._is_refusal_logged:
             return
         self._is_refusal_logged = True
         log.warning(
-            "observation refused with status %d: waiting up to a minute for first tokens; the key "
-            "needs the role metrics, or give --first-token-secs",
+            "observation refused with status %d: first tokens may take a minute; give the key "
+            "the role metrics, or set --first-token-secs",
             status,
         )
 
-    async def follow(
-        self, moved: Callable[[Mapping[str, Any]], None], missed: Callable[[], None]
+    async def follow_moves(
+        self, on_move: Callable[[Mapping[str, Any]], None], on_gap: Callable[[], None]
     ) -> None:
         """Follow moves by long poll until cancelled.
 
-        moved: called for each event
-        missed: called when events were lost, or the service restarted
+        on_move: called for each event
+        on_gap: called when events were lost, or the service restarted
         """
-        after, is_told = 0, True
+        after, is_following = 0, True
         while True:
             try:
-                page = await self._page(after)
+                page = await self._fetch_moves(after)
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-                if is_told:
-                    log.warning("moves are not told of: %s: %s", type(error).__name__, error)
-                is_told = False
+                if is_following:
+                    log.warning("move events not received, needs --health-checks on: %r", error)
+                is_following = False
                 await asyncio.sleep(PAUSE_S)
                 continue
-            is_told = True
+            is_following = True
             if page.get("gap"):
-                missed()
+                on_gap()
             for event in page["events"]:
-                moved(event)
+                on_move(event)
             after = page["next"]
 
-    async def _page(self, after: int) -> Mapping[str, Any]:
+    async def _fetch_moves(self, after: int) -> Mapping[str, Any]:
         query = {"after": after, "timeout_ms": int(1000 * POLL_S)}
         timeout = aiohttp.ClientTimeout(total=POLL_S + CALL_S_MAX)
         url = f"{self._url}/migrations"
-        async with self._http.get(url, params=query, timeout=timeout) as answer:
-            answer.raise_for_status()  # 409: health checks are off
-            page: Mapping[str, Any] = await answer.json()
+        async with self._http.get(url, params=query, timeout=timeout) as response:
+            response.raise_for_status()  # 409: health checks are off
+            page: Mapping[str, Any] = await response.json()
             return page
