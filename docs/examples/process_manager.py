@@ -83,7 +83,8 @@ class Engine:
             return
         process.send_signal(stop_signal)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), STOP_S_MAX)
+            async with asyncio.timeout(STOP_S_MAX):
+                await process.wait()
             return
         process.kill()
         await process.wait()

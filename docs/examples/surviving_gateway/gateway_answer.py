@@ -207,7 +207,8 @@ class Answer:
             await self._selector.send_report("POST", f"/workers/{rank.worker_id}/outcome", report)
             if not self._selector.has_pairs:  # the service moves no pairs
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._has_target.wait(), self._limits.move_s)
+                    async with asyncio.timeout(self._limits.move_s):
+                        await self._has_target.wait()
         if self._target is None:
             self._failed_workers.add(rank.worker_id)
             self._free_reservation()

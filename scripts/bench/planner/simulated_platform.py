@@ -207,7 +207,8 @@ class SimulatedPlatform:
             self._wake.clear()
             wait_s = min(REST_S, max(0.0, (due - self.now()) / self.speedup))
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), wait_s)
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
 
     async def _watch(self) -> None:
         while True:

@@ -151,7 +151,8 @@ class SnapshotFile:
             try:
                 # The thread checks the time only between chunks; a hanging write needs this second
                 # limit.
-                await asyncio.wait_for(writing, 2 * LAST_WRITE_S_MAX)  # the file system may hang
+                async with asyncio.timeout(2 * LAST_WRITE_S_MAX):  # the file system may hang
+                    await writing
             except TimeoutError:
                 self._record_failure(TOO_LATE)
 

@@ -104,7 +104,8 @@ class Tracer:
         # Not the executor: its threads may hang in the exporter and delay the exit.
         threading.Thread(target=export, name="tracing-end", daemon=True).start()
         try:
-            await asyncio.wait_for(over.wait(), FLUSH_S_MAX)
+            async with asyncio.timeout(FLUSH_S_MAX):
+                await over.wait()
         except TimeoutError:
             fields = {"spans": self.counts.queued_spans, "seconds": FLUSH_S_MAX}
             log.warning("spans not exported in time", extra={"fields": fields})
