@@ -35,7 +35,7 @@ async function register(worker_id: number): Promise<void> {
   assert.equal(data?.lifecycle, "schedulable");
 }
 
-async function booksOnce(reservation_id: string): Promise<void> {
+async function testIdempotentBooking(reservation_id: string): Promise<void> {
   const body: LeaseRequest = { ...SCOPE, reservation_id, token_ids: TOKENS };
   const first = await selector.POST("/select_and_reserve", { body });
   assert(first.data, JSON.stringify(first.error));
@@ -45,14 +45,14 @@ async function booksOnce(reservation_id: string): Promise<void> {
   assert.equal(first.data.effective_prefill_tokens, TOKENS.length);
   assert.deepEqual(first.data.overlap.dp, { [first.data.dp_rank]: 0 });
 
-  const again = await selector.POST("/select_and_reserve", { body: { ...body, repeat: true } });
-  assert.deepEqual(again.data, first.data);
-  const taken = await selector.POST("/select_and_reserve", { body });
-  assert(taken.error);
-  assert.equal(new RefusalError(taken.response.status, taken.error).code, "conflict");
+  const repeated = await selector.POST("/select_and_reserve", { body: { ...body, repeat: true } });
+  assert.deepEqual(repeated.data, first.data);
+  const conflict = await selector.POST("/select_and_reserve", { body });
+  assert(conflict.error);
+  assert.equal(new RefusalError(conflict.response.status, conflict.error).code, "conflict");
 }
 
-async function booksInBothDialects(selection_id: string): Promise<void> {
+async function testBothDialects(selection_id: string): Promise<void> {
   const scope = { model_name: SCOPE.model_name, routing_group: SCOPE.tenant_id };
   const body: LeaseRequest = { ...scope, selection_id, token_ids: TOKENS };
   const { data } = await selector.POST("/select_and_reserve", { body });
@@ -72,7 +72,7 @@ async function booksInBothDialects(selection_id: string): Promise<void> {
   assert.equal(advice.data?.worker_load?.active_prefill_tokens, 0);
 }
 
-async function lives(reservation_id: string): Promise<void> {
+async function testReservationLife(reservation_id: string): Promise<void> {
   const named = { params: { path: { reservation_id } } };
   const steps = [
     await selector.POST("/reservations/{reservation_id}/prefill_complete", named),
@@ -96,20 +96,20 @@ async function lives(reservation_id: string): Promise<void> {
 }
 
 // The answer to the first request is lost on its way.
-async function leasesWhatItHasBookedUnheard(base: string): Promise<void> {
+async function testLeaseAfterLostAnswer(base: string): Promise<void> {
   let requests = 0;
-  const losing = createSelector(base, undefined, async (request) => {
+  const unreliable = createSelector(base, undefined, async (request) => {
     const answer = await fetch(request);
     if (++requests === 1) {
       throw new TypeError("lost");
     }
     return answer;
   });
-  const endpoint = await withLease(losing, { ...SCOPE, token_ids: TOKENS }, async (lease) => {
-    assert.equal(await inFlight(), 1);
+  const endpoint = await withLease(unreliable, { ...SCOPE, token_ids: TOKENS }, async (lease) => {
+    assert.equal(await countActiveRequests(), 1);
     lease.tokens(3 * BLOCK_SIZE - 1);
     lease.tokens(2);
-    await until(async () => {
+    await waitUntil(async () => {
       const path = { reservation_id: lease.reservationId };
       const { data } = await selector.GET("/reservations/{reservation_id}", { params: { path } });
       return data?.state === "decode" && data.output_blocks === 3;
@@ -120,7 +120,7 @@ async function leasesWhatItHasBookedUnheard(base: string): Promise<void> {
 }
 
 // Prefill on one worker, decode on the other.
-async function pairs(reservation_id: string): Promise<void> {
+async function testPair(reservation_id: string): Promise<void> {
   const path = { reservation_id };
   const legs = { prefill: { allowed_worker_ids: [WORKERS[0]!] }, decode: { allowed_worker_ids: [WORKERS[1]!] } };
   const { data: pair } = await selector.POST("/select_pair_and_reserve", {
@@ -130,7 +130,7 @@ async function pairs(reservation_id: string): Promise<void> {
   assert.deepEqual(pair.legs.map((leg) => leg.worker_id), WORKERS);
   assert.equal(pair.move_tokens, TOKENS.length);
   assert.deepEqual(pair.handoff?.missing, ["kind"]);
-  assert.equal(await inFlight(), 2);
+  assert.equal(await countActiveRequests(), 2);
   await selector.POST("/reservations/{reservation_id}/prefill_complete", { params: { path } });
   const { data: done } = await selector.POST("/reservations/{reservation_id}/first_token", { params: { path } });
   assert.equal(done?.status, "ok");
@@ -139,13 +139,13 @@ async function pairs(reservation_id: string): Promise<void> {
   const { data: listed } = await selector.GET("/decisions", { params: { query: { ...SCOPE, limit: 1 } } });
   assert.equal(listed?.decisions[0]?.pair?.prefill_worker_id, WORKERS[0]);
   await selector.DELETE("/reservations/{reservation_id}", { params: { path } });
-  await until(async () => (await inFlight()) === 0);
+  await waitUntil(async () => (await countActiveRequests()) === 0);
 }
 
-async function isRefused(): Promise<void> {
-  const nobody = { model_name: "typescript-nobody", token_ids: TOKENS };
+async function testRefusals(): Promise<void> {
+  const unknown = { model_name: "typescript-unknown", token_ids: TOKENS };
   await assert.rejects(
-    withLease(selector, nobody, async () => assert.fail("nobody serves it")),
+    withLease(selector, unknown, async () => assert.fail("no worker has the model")),
     (error) =>
       error instanceof RefusalError && error.status === 503 && error.code === "no_schedulable_workers",
   );
@@ -155,26 +155,26 @@ async function isRefused(): Promise<void> {
   assert.equal(wrong.error.code, "invalid_body");
 }
 
-async function inFlight(): Promise<number> {
+async function countActiveRequests(): Promise<number> {
   const { data } = await selector.GET("/loads", { params: { query: SCOPE } });
-  assert(Array.isArray(data)); // as it is without `view=compact`
+  assert(Array.isArray(data)); // the form without `view=compact`
   const loads = data.flatMap((partition) => partition.loads);
   assert.deepEqual(loads.map((load) => load.worker_id), WORKERS);
   return loads.reduce((sum, load) => sum + load.active_requests, 0);
 }
 
-async function until(holds: () => Promise<boolean>): Promise<void> {
-  for (let ask = 0; ask < 600; ask++) {
-    if (await holds()) {
+async function waitUntil(predicate: () => Promise<boolean>): Promise<void> {
+  for (let attempt = 0; attempt < 600; attempt++) {
+    if (await predicate()) {
       return;
     }
-    await new Promise((go) => setTimeout(go, 50));
+    await new Promise((resolve) => setTimeout(resolve, 50));
   }
-  assert.fail("it has not come in 30 s");
+  assert.fail("the condition does not hold after 30 s");
 }
 
 // Never called: the compiler must refuse these statements.
-export async function isNoProgram(): Promise<void> {
+export async function doesNotCompile(): Promise<void> {
   // @ts-expect-error a field that does not exist; the compiler checks only typed bodies
   const body: LeaseRequest = { modell_name: "m" };
   // @ts-expect-error a field of another type
@@ -194,13 +194,13 @@ try {
     await register(worker_id);
   }
   const reservation_id = `smoke/${process.pid}`;
-  await booksOnce(reservation_id);
-  await lives(reservation_id);
-  await booksInBothDialects(`${reservation_id}-1.6`);
-  await pairs(`${reservation_id}-pair`);
-  await leasesWhatItHasBookedUnheard(url);
-  await isRefused();
-  assert.equal(await inFlight(), 0);
+  await testIdempotentBooking(reservation_id);
+  await testReservationLife(reservation_id);
+  await testBothDialects(`${reservation_id}-1.6`);
+  await testPair(`${reservation_id}-pair`);
+  await testLeaseAfterLostAnswer(url);
+  await testRefusals();
+  assert.equal(await countActiveRequests(), 0);
 } finally {
   for (const worker_id of WORKERS) {
     await selector.DELETE("/workers/{worker_id}", { params: { path: { worker_id } } });
