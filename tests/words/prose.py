@@ -99,7 +99,7 @@ TEST_LIMITS = {
 LEAST_COMMENTS = 2
 """Least number of comments per 100 lines."""
 
-PAGE_LIMITS = {"what": 30, "who": 10, "say": 20, "long_sentences": 8}
+PAGE_LIMITS = {"what": 15, "who": 3, "say": 5, "pronoun": 160, "long_sentences": 5}
 """Greatest values over README and docs: rates per 10,000 words, and a percentage of sentences."""
 
 LONGEST_SENTENCE = 30
