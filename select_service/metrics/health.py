@@ -74,8 +74,8 @@ HEALTH: Sequence[FamilyRow["HealthReport"]] = (
     ),
     FamilyRow(
         "health_reports_total",
-        "Failures that callers reported; an untrusted report, by no --health-reporters and about "
-        "no reservation of the rank, causes a check at most.",
+        "Failures of requests reported by callers; false: without a reservation of the rank and "
+        "not by --health-reporters, so that at most a check follows.",
         lambda h: h.reports,
         ("trusted",),
     ),

@@ -49,11 +49,9 @@ def unexpected(
 
     ports: port numbers that replace `<port N>` in a listed answer
     """
+    entries = [entry for entry in LIST.get(table, []) if entry["scenario"] == scenario]
     listed = {
-        place: _filled(ours, ports)
-        for entry in LIST.get(table, [])
-        if entry["scenario"] == scenario
-        for place, ours in entry["ours"].items()
+        place: _filled(ours, ports) for entry in entries for place, ours in entry["ours"].items()
     }
     complaints, fields_seen = [], set()
     for place, (reference, ours) in found.items():
@@ -66,10 +64,7 @@ def unexpected(
         else:
             complaints.append(f"{place}: the reference has {reference!r}, we have {ours!r}")
     occasional = {
-        place
-        for entry in LIST.get(table, [])
-        if entry.get("is_occasional")
-        for place in entry["ours"]
+        place for entry in entries if entry.get("is_occasional") for place in entry["ours"]
     }
     gone = sorted(listed.keys() - found.keys() - occasional)
     complaints += [f"{place}: listed, but we answer like the reference" for place in gone]

@@ -69,7 +69,7 @@ class RankStateLog:
                 self._log_effect(True, "remaining reservations of a rank released", fields)
 
     def run_turn(self, now: float) -> None:
-        """Do nothing: no work is deferred."""
+        """Return without an effect, because no work is deferred."""
 
     def run_every_second(self, now: float) -> None:
         """Log counters that began to grow and start a new second."""
